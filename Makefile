@@ -1,0 +1,34 @@
+# make demo    install into .venv and run FedHeN, NoSide and Decouple side by side on embedded data
+# make test    all tests          make check    format, lint and types          make format    mend the format
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check format wheel clean
+
+demo: .venv/ready
+	$(BIN)/fedhen compare digits
+
+test: .venv/ready
+	$(BIN)/python -m pytest -n 2
+
+check: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+wheel: .venv/ready
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf .venv build dist
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "fedhen needs Python 3.11 or newer: make PYTHON=python3.11 demo"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,49 @@
+"""fedhen: federated learning for fleets of unequal devices, one shared model that fits them all."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fedhen.errors import UserError
+from fedhen.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from fedhen.algorithm.methods import DECOUPLE, FEDHEN, METHODS, NOSIDE, Method
+    from fedhen.api import Trained, evaluate, load, report, train
+    from fedhen.data.dataset import Data, arrays, per_device
+    from fedhen.models.nesting import Family
+
+# Imported at first use: the reports and the help need no torch.
+_HOMES = {
+    "fedhen.algorithm.methods": ("DECOUPLE", "FEDHEN", "METHODS", "NOSIDE", "Method"),
+    "fedhen.api": ("Trained", "evaluate", "load", "report", "train"),
+    "fedhen.data.dataset": ("Data", "arrays", "per_device"),
+    "fedhen.models.nesting": ("Family",),
+}
+
+__all__ = [
+    "DECOUPLE",
+    "FEDHEN",
+    "METHODS",
+    "NOSIDE",
+    "Data",
+    "Family",
+    "Method",
+    "Trained",
+    "UserError",
+    "__version__",
+    "arrays",
+    "evaluate",
+    "load",
+    "per_device",
+    "report",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'fedhen' has no attribute {name!r}")

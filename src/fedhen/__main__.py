@@ -1,0 +1,5 @@
+"""`python -m fedhen`."""
+
+from fedhen.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,138 @@
+"""fedhen from Python: train your own models on your own data, get the models back, load and score saved runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedhen import config as configuration
+from fedhen import environment, toml
+from fedhen import experiment as experiments
+from fedhen.algorithm.methods import Method, method_named
+from fedhen.data import sources
+from fedhen.data.dataset import Data
+from fedhen.errors import UserError, unknown
+from fedhen.evaluation import accuracy
+from fedhen.model_files import read_model, ready_module
+from fedhen.models.nesting import Family
+from fedhen.records import CONFIG, KINDS, prepare_folder, read_run
+from fedhen.reports import write_report
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training: its rounds, and its models."""
+
+    experiment: experiments.Experiment
+    rounds: list[dict[str, Any]]
+    """A record a round, as in `rounds.jsonl`."""
+    folder: Path | None
+
+    @property
+    def accuracy(self) -> dict[str, dict[str, float]]:
+        """The final accuracies: kind (server, devices) -> tier -> share of the test set."""
+        final: dict[str, dict[str, float]] = self.rounds[-1]["accuracy"]
+        return final
+
+    def model(self, tier: str, kind: str = "server") -> nn.Module:
+        """The trained model of a tier, ready to use: it returns the logits of its exits, shallowest first."""
+        family, held = self.experiment.family, self.experiment.holdings
+        if tier not in held:
+            raise unknown("tier", tier, held)
+        return ready_module(family, tier, self.experiment.models()[_kind(kind)][tier], held[tier].exits)
+
+
+def train(
+    family: Family,
+    data: Data,
+    method: str | Method = "fedhen",
+    *,
+    out: PathLike | None = None,
+    accelerator: str = "auto",
+    force: bool = False,
+    **settings: Any,
+) -> Trained:
+    """Train a family of nested models on data that is split over devices, or lies with them already.
+
+    Settings are those of the configuration: `rounds=20, seed=1, devices={"active": 5}, training={"lr": 0.05}`. Tiers
+    have equal shares of the devices unless `tiers={"simple": 0.8, "complex": 0.2}` says otherwise. With `out` a run
+    folder is left behind, for reports and `fedhen.load`.
+    """
+    chosen = method_named(method) if isinstance(method, str) else method
+    defaults = {
+        "recipe": "custom",
+        "data": {"name": experiments.OWN},
+        "model": {"family": experiments.OWN},
+        "tiers": {tier: 1 / len(family.tiers) for tier in family.tiers},
+        "devices": {"number": len(data.shards)} if data.shards else {},
+    }
+    given = {**settings, "method": chosen.name}
+    for section in ("data", "model", "devices"):
+        given[section] = {**defaults[section], **given.get(section, {})}  # type: ignore[dict-item]
+    config = configuration.from_mapping({**defaults, **given})
+    experiment = experiments.assemble(config, data=data, family=family, method=chosen, accelerator=accelerator)
+    if out is None:
+        return Trained(experiment, [step.record for step in experiment.play()], None)
+    folder = prepare_folder(Path(out), force)
+    return Trained(experiment, [step.record for step in experiments.play_into(folder, experiment)], folder)
+
+
+def load(run: PathLike, tier: str, kind: str = "server", *, family: Family | None = None) -> nn.Module:
+    """The trained model of a tier from a run folder; a run with its own family needs that family again.
+
+    `kind` is "server", or "devices" for the average of all devices' last models.
+    """
+    folder = Path(run)
+    config = toml.read_toml(_checked(folder))
+    family = family or experiments.family_named(config, _data_named(config))
+    family.exits(tier)
+    return ready_module(family, tier, *read_model(folder, _kind(kind), tier))
+
+
+def evaluate(
+    run: PathLike, *, family: Family | None = None, data: Data | None = None, accelerator: str = "auto"
+) -> dict[str, dict[str, float]]:
+    """Score the saved models of a run again: kind -> tier -> share of the test set."""
+    folder = Path(run)
+    config = toml.read_toml(_checked(folder))
+    data = data or _data_named(config)
+    family = family or experiments.family_named(config, data)
+    data = data.to(environment.accelerator(accelerator))
+    modules = {tier: family.build(tier).to(data.x.device) for tier in family.tiers}
+    return {
+        kind: {
+            tier: accuracy(module, read_model(folder, kind, tier)[0], data, config.evaluation.batch_size)
+            for tier, module in modules.items()
+        }
+        for kind in KINDS
+    }
+
+
+def report(*runs: PathLike, out: PathLike) -> str:
+    """Tables, curves and a page from run folders into `out`; returns the tables as text."""
+    return write_report([read_run(Path(run)) for run in runs], Path(out)).text
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
+    return folder / CONFIG
+
+
+def _data_named(config: configuration.Config) -> Data:
+    if config.data.name == experiments.OWN:
+        raise UserError("the data of this run was given in Python: give it again, with fedhen.evaluate(run, data=...)")
+    return sources.load(config.data.name, config.data.limit)
+
+
+def _kind(kind: str, kinds: Sequence[str] = KINDS) -> str:
+    if kind not in kinds:
+        raise unknown("kind of model", kind, kinds)
+    return kind

@@ -1,0 +1,57 @@
+"""`fedhen`: the commands and their options. What needs torch is imported when a command that needs it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from fedhen.cli import reading, training
+from fedhen.errors import UserError
+from fedhen.version import VERSION
+
+EXAMPLES = """\
+examples:
+  fedhen compare                         FedHeN, NoSide and Decouple on embedded digits, and the report
+  fedhen run digits --method noside      one run
+  fedhen report runs/digits-compare      tables, curves and a page from finished runs
+  fedhen recipes digits                  a recipe as TOML: change it, then `fedhen run --config FILE`
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong arguments get one line and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """One line that says what is wrong and where to look."""
+        self.exit(2, f"fedhen: {message}; see `{self.prog} --help`\n")
+
+
+def parser() -> Parser:
+    """All commands with their options."""
+    top = Parser(
+        prog="fedhen",
+        description="Federated learning for fleets of unequal devices.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"fedhen {VERSION}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    training.add_commands(commands)
+    reading.add_commands(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 2 for what the user can mend, 130 after Ctrl-C."""
+    options = parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+        return code
+    except UserError as error:
+        print(f"fedhen: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fedhen: stopped", file=sys.stderr)
+        return 130

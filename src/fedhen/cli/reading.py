@@ -1,0 +1,122 @@
+"""`fedhen report`, `fedhen evaluate` and `fedhen recipes`: what starts no training."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedhen import toml
+from fedhen.errors import UserError
+from fedhen.recipes import RECIPES, recipe_named
+from fedhen.records import CONFIG, KINDS, read_run
+from fedhen.reports import write_report
+
+REPORT_EXAMPLES = """\
+examples:
+  fedhen report runs/digits-compare
+  fedhen report runs/digits-fedhen-seed0 runs/digits-noside-seed0 --out my-report
+  fedhen report runs/digits-compare --target simple=92,90 --target complex=auto
+"""
+AUTO = "auto"
+
+
+def add_commands(commands: Any) -> None:
+    """Add them to the parser."""
+    look = argparse.RawDescriptionHelpFormatter
+    report = commands.add_parser(
+        "report", help="tables, curves and a page from run folders", epilog=REPORT_EXAMPLES, formatter_class=look
+    )
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders that hold some")
+    report.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to write (default: the folder that holds the runs)"
+    )
+    report.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="TIER=X,Y",
+        help="a tier's target accuracies in percent, or auto: what the worst method reaches, and 1 below; repeatable",
+    )
+    report.add_argument(
+        "--of",
+        choices=KINDS,
+        default=KINDS[0],
+        help="whose models: the average of all devices' last ones, or the server's",
+    )
+    report.set_defaults(run=report_command)
+    evaluate = commands.add_parser("evaluate", help="score the saved models of a run again")
+    evaluate.add_argument("run_folder", type=Path, metavar="RUN", help="a finished run folder")
+    evaluate.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    evaluate.set_defaults(run=evaluate_command)
+    recipes = commands.add_parser("recipes", help="list the recipes, or print one as TOML")
+    recipes.add_argument("name", nargs="?", metavar="NAME", help="print this one, every setting with its meaning")
+    recipes.set_defaults(run=recipes_command)
+
+
+def report_command(options: argparse.Namespace) -> int:
+    """`fedhen report`."""
+    folders = list(run_folders(options.runs))
+    out = options.out or Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
+    runs = [read_run(folder) for folder in folders]
+    report = write_report(runs, out, targets=targets(options.target), kind=options.of)
+    print(report.text)
+    print(f"page: {out / 'report.html'}")
+    return 0
+
+
+def run_folders(paths: Iterable[Path]) -> Iterable[Path]:
+    """The run folders among these and directly inside them."""
+    for path in paths:
+        inside = sorted(child for child in path.iterdir() if (child / CONFIG).is_file()) if path.is_dir() else []
+        if (path / CONFIG).is_file():
+            yield path
+        elif inside:
+            yield from inside
+        else:
+            raise UserError(f"{path} is not a run folder, and holds none: a run folder has a {CONFIG}")
+
+
+def targets(texts: Sequence[str]) -> dict[str, list[float]] | None:
+    """`tier=x,y` -> the target accuracies of each tier; auto is an empty list."""
+    found: dict[str, list[float]] = {}
+    for text in texts:
+        tier, equals, values = text.partition("=")
+        try:
+            if not equals:
+                raise ValueError
+            found[tier] = [] if values == AUTO else [float(value) for value in values.split(",")]
+        except ValueError:
+            raise UserError(f"--target {text!r}: write it like simple=92,90 or simple=auto") from None
+    return found or None
+
+
+def evaluate_command(options: argparse.Namespace) -> int:
+    """`fedhen evaluate`."""
+    run = read_run(options.run_folder)
+    if run.summary is None:
+        raise UserError(f"{options.run_folder} is not finished: it has no saved models yet")
+    from fedhen.api import evaluate
+
+    scores = evaluate(options.run_folder, accelerator=options.accelerator)
+    print(f"{'models':10}{'tier':12}{'accuracy':>10}{'recorded':>10}")
+    same = True
+    for kind, tiers in scores.items():
+        for tier, score in tiers.items():
+            recorded = run.summary["final"][kind][tier]
+            same &= score == recorded
+            mark = "" if score == recorded else "  differs"
+            print(f"{kind:10}{tier:12}{100 * score:>8.2f} %{100 * recorded:>8.2f} %{mark}")
+    return 0 if same else 1
+
+
+def recipes_command(options: argparse.Namespace) -> int:
+    """`fedhen recipes`."""
+    if options.name is not None:
+        print(toml.to_toml(recipe_named(options.name), comments=True), end="")
+        return 0
+    for name, recipe in RECIPES.items():
+        print(f"{name:18}{(recipe.__doc__ or '').splitlines()[0]}")
+    return 0

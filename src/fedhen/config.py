@@ -1,0 +1,247 @@
+"""One frozen configuration: every setting of an experiment, its default and its meaning in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fedhen.errors import UserError, unknown
+
+
+def setting(default: Any, doc: str, *, least: float | None = None, above: float | None = None) -> Any:
+    """A setting with its default, its meaning and its lower bound."""
+    metadata = {"doc": doc, "least": least, "above": above}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data."""
+
+    name: str = setting("digits", "data set")
+    limit: int = setting(0, "use this many training images, and as many test images at most; 0: all", least=0)
+    augmentation: Literal["none", "crop-flip"] = setting(
+        "none", "crop-flip: flip with p = 0.5 and crop from the image padded with 4 zeros after normalisation"
+    )
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """How the data is dealt to the devices."""
+
+    kind: Literal["iid", "dirichlet", "dirichlet-by-class"] = setting(
+        "iid", "iid; dirichlet: equal quotas, a class prior per device; dirichlet-by-class: unequal sizes"
+    )
+    alpha: float = setting(0.3, "concentration of the Dirichlet splits; small is unequal", above=0)
+    minimum: int = setting(10, "dirichlet-by-class: the least number of images a device may have", least=1)
+
+
+@dataclass(frozen=True)
+class DevicesConfig:
+    """The fleet, and who is active in a round."""
+
+    number: int = setting(100, "devices, the first ones of the first tier and so on", least=1)
+    active: int = setting(10, "active devices in a round", least=1)
+    sampling: Literal["uniform", "bernoulli"] = setting(
+        "uniform", "uniform: exactly `active` of them; bernoulli: each with probability active / number"
+    )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model family; channels, input size and classes follow from the data."""
+
+    family: str = setting("preact-resnet", "model family; 'python' where a run brought its own")
+    widths: tuple[int, ...] = setting((64, 128, 256, 512), "channels of each stage")
+    blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks of each stage")
+    strides: tuple[int, ...] = setting((1, 2, 2, 2), "stride of each stage")
+    exits: tuple[int, ...] = setting((2, 4), "the stage after which each tier ends, shallowest tier first")
+    groups: int = setting(2, "groups of GroupNorm; the greatest common divisor with a narrow layer's width", least=1)
+    exit_pool: int = setting(4, "an early exit pools to this height and width; 1 is global", least=1)
+    exit_mix: float | Literal["uniform"] = setting(
+        "uniform", "initial share of max pooling in an early exit; uniform: drawn from [0, 1)"
+    )
+    final_norm: bool = setting(False, "a norm and a ReLU before the last average pool")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Alg. 2: what an active device does in a round."""
+
+    epochs: int = setting(5, "E, passes over the device's data", least=1)
+    batch_size: int = setting(50, "images in a step, reshuffled each epoch", least=1)
+    last_batch: Literal["keep", "drop"] = setting(
+        "keep", "what becomes of a short last batch; it is kept where it is the device's only one"
+    )
+    lr: float = setting(0.1, "η, learning rate of the first round", above=0)
+    lr_decay: float = setting(1.0, "factor on the learning rate from one round to the next", above=0)
+    momentum: float = setting(0.0, "momentum of SGD; a new optimiser for every device and round", least=0)
+    weight_decay: float = setting(0.001, "added to the clipped gradient, for weights that have one", least=0)
+    clip: float = setting(10.0, "largest norm of the gradient of the summed loss over all parameters", above=0)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Alg. 1, lines 17-22: how the server averages."""
+
+    weighting: Literal["plain", "samples"] = setting(
+        "plain", "plain: every active device counts the same; samples: by its images"
+    )
+    untrained: Literal["average", "skip"] = setting(
+        "average",
+        "a weight that a device holds and does not train (NoSide's exit on complex devices): averaged, or left out",
+    )
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """When and how models are scored on the test set."""
+
+    every: int = setting(5, "rounds between evaluations; the last round is always evaluated", least=1)
+    batch_size: int = setting(1000, "test images scored at a time", least=1)
+
+
+@dataclass(frozen=True)
+class Config:
+    """An experiment."""
+
+    recipe: str = setting("custom", "name of the experiment; runs with the same name are compared in a report")
+    method: str = setting("fedhen", "federated method")
+    seed: int = setting(0, "every random number follows from it", least=0)
+    rounds: int = setting(1000, "T, communication rounds", least=1)
+    data: DataConfig = field(default_factory=DataConfig)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    devices: DevicesConfig = field(default_factory=DevicesConfig)
+    tiers: dict[str, float] = setting(
+        {"simple": 0.5, "complex": 0.5}, "tiers, shallowest first, and the share of the devices that has each"
+    )
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    targets: dict[str, tuple[float, ...]] = setting(
+        {}, "target accuracies of each tier in percent, for the reports; a tier without one gets the paper's rule"
+    )
+
+    def __post_init__(self) -> None:
+        if self.devices.active > self.devices.number:
+            raise UserError(
+                f"devices.active={self.devices.active} is more than devices.number={self.devices.number}: lower it"
+            )
+        if not self.tiers or min(self.tiers.values()) <= 0:
+            raise UserError("tiers needs at least one tier, and every tier a share above 0")
+        if abs(sum(self.tiers.values()) - 1) > 1e-6:
+            raise UserError(f"the shares in tiers add up to {sum(self.tiers.values()):g}: they must add up to 1")
+        for tier in self.targets:
+            if tier not in self.tiers:
+                raise unknown("tier in targets", tier, self.tiers)
+        if 0 in self.tier_sizes().values():
+            raise UserError(f"devices.number={self.devices.number} leaves a tier without a device: raise it")
+
+    def tier_sizes(self) -> dict[str, int]:
+        """How many devices each tier has: the first ones are of the first tier."""
+        ends, total = [0], 0.0
+        for share in self.tiers.values():
+            total += share
+            ends.append(round(total * self.devices.number))
+        return {tier: ends[k + 1] - ends[k] for k, tier in enumerate(self.tiers)}
+
+
+def settings(section: type | None = None, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Every setting with its full key, in order."""
+    for item in dataclasses.fields(section or Config):
+        if dataclasses.is_dataclass(kind := hints(section or Config)[item.name]):
+            yield from settings(typing.cast(type, kind), f"{prefix}{item.name}.")
+        else:
+            yield prefix + item.name, item
+
+
+def hints(section: type) -> dict[str, Any]:
+    """The types of a section's settings."""
+    return typing.get_type_hints(section)
+
+
+def from_mapping(values: Mapping[str, Any], base: Config | None = None) -> Config:
+    """A configuration from nested values as TOML gives them, over a base; a UserError names the key that is wrong."""
+    return typing.cast(Config, _section(Config, values, base or Config(), ""))
+
+
+def _section(section: type, values: Any, base: Any, prefix: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise UserError(f"{prefix.rstrip('.')} must be a table, found {_toml_type(values)}")
+    kinds, changes = hints(section), {}
+    for name, value in values.items():
+        if name not in kinds:
+            raise unknown("setting", prefix + str(name), [prefix + n for n in kinds])
+        if dataclasses.is_dataclass(kinds[name]):
+            changes[name] = _section(typing.cast(type, kinds[name]), value, getattr(base, name), f"{prefix}{name}.")
+        else:
+            changes[name] = _value(kinds[name], value, prefix + name)
+            _check_bound(section, name, changes[name], prefix + name)
+    return dataclasses.replace(base, **changes)
+
+
+def _check_bound(section: type, name: str, value: Any, key: str) -> None:
+    bounds = next(f for f in dataclasses.fields(section) if f.name == name).metadata
+    if bounds["least"] is not None and not value >= bounds["least"]:
+        raise UserError(f"{key} = {value} is too small: it must be at least {bounds['least']}")
+    if bounds["above"] is not None and not value > bounds["above"]:
+        raise UserError(f"{key} = {value} is too small: it must be above {bounds['above']}")
+
+
+def _value(kind: Any, value: Any, key: str) -> Any:
+    """The value as that type, or a UserError."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        if value not in args:
+            raise unknown(f"value of {key}", value, args)
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _either(args, value, key)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{key} must be a list, found {_toml_type(value)}")
+        return tuple(_value(args[0], item, key) for item in value)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise UserError(f"{key} must be a table, found {_toml_type(value)}")
+        return {str(name): _value(args[1], item, f"{key}.{name}") for name, item in value.items()}
+    return _scalar(kind, value, key)
+
+
+def _scalar(kind: type, value: Any, key: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UserError(f"{key} must be {_NAMES[kind]}, found {_toml_type(value)} {value!r}")
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        raise UserError(f"{key} must be a finite number, found {value}")
+    return value
+
+
+def _either(kinds: tuple[Any, ...], value: Any, key: str) -> Any:
+    for kind in kinds:
+        try:
+            return _value(kind, value, key)
+        except UserError:
+            continue
+    raise UserError(f"{key} must be {' or '.join(_type_name(kind) for kind in kinds)}, found {value!r}")
+
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+
+
+def _type_name(kind: Any) -> str:
+    return " or ".join(map(repr, typing.get_args(kind))) if typing.get_origin(kind) is Literal else _NAMES[kind]
+
+
+def _toml_type(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "a table"
+    return "a list" if isinstance(value, list | tuple) else _NAMES.get(type(value), type(value).__name__)

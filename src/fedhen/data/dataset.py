@@ -1,0 +1,113 @@
+"""A data set as tensors in memory: what devices train on and what models are scored on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhen.errors import UserError
+
+Index = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """(x − mean) / std for each channel, in units of the stored pixels."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise a batch (n, channels, height, width)."""
+        shape = (1, -1, 1, 1)
+        mean, std = (torch.tensor(v, device=x.device).view(shape) for v in (self.mean, self.std))
+        return (x.float() - mean) / std
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training and test examples; `shards`, where given, says which training examples each device holds.
+
+    Images may stay bytes, with a normalisation that is applied batch by batch; anything else is taken as it is.
+    """
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    classes: int
+    shards: tuple[Index, ...] = ()
+    normalisation: Normalisation | None = None
+
+    def __post_init__(self) -> None:
+        for name, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
+            if len(x) != len(y) or y.dim() != 1:
+                raise UserError(
+                    f"{name} data: {len(x)} inputs need as many labels, found labels of shape {tuple(y.shape)}"
+                )
+            if not len(y):
+                raise UserError(f"{name} data: there are no examples")
+            if int(y.min()) < 0 or int(y.max()) >= self.classes:
+                wrong = int(y.max()) if int(y.max()) >= self.classes else int(y.min())
+                raise UserError(f"{name} data: label {wrong} is out of range, labels must be 0 to {self.classes - 1}")
+        if self.x.shape[1:] != self.x_test.shape[1:]:
+            raise UserError(
+                f"training inputs have shape {tuple(self.x.shape[1:])}, test inputs {tuple(self.x_test.shape[1:])}: "
+                "they must agree"
+            )
+        for device, shard in enumerate(self.shards):
+            if not len(shard):
+                raise UserError(f"device {device} has no data: give it examples or leave it out")
+
+    def to(self, accelerator: torch.device) -> Data:
+        """The same data on that accelerator."""
+        moved = {name: getattr(self, name).to(accelerator) for name in ("x", "y", "x_test", "y_test")}
+        return replace(self, **moved)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """A batch of stored examples as models take it."""
+        return x if self.normalisation is None else self.normalisation(x)
+
+    def split(self, shards: Sequence[Index]) -> Data:
+        """The same data with these shards."""
+        return replace(self, shards=tuple(shards))
+
+
+def arrays(x: object, y: object, x_test: object, y_test: object, classes: int | None = None) -> Data:
+    """Data from arrays or tensors, to be split over the devices; `classes` is found from the labels if not given."""
+    inputs, test_inputs = (torch.as_tensor(v) for v in (x, x_test))
+    labels, test_labels = (_labels(v) for v in (y, y_test))
+    inputs, test_inputs = (v.float() if v.is_floating_point() else v for v in (inputs, test_inputs))
+    if classes is None:
+        classes = 1 + max((int(v.max()) for v in (labels, test_labels) if len(v)), default=0)
+    return Data(inputs, labels, test_inputs, test_labels, classes)
+
+
+def per_device(
+    devices: Sequence[tuple[object, object]], x_test: object, y_test: object, classes: int | None = None
+) -> Data:
+    """Data that already lies with the devices: one (x, y) each, in the order of the devices."""
+    parts = [(torch.as_tensor(x), _labels(y)) for x, y in devices]
+    if not parts:
+        raise UserError("there are no devices: give at least one (x, y)")
+    for device, (x, y) in enumerate(parts):
+        if len(x) != len(y):
+            raise UserError(f"device {device} has {len(x)} inputs and {len(y)} labels: as many of each are needed")
+        if not len(x):
+            raise UserError(f"device {device} has no data: give it examples or leave it out")
+    ends = np.cumsum([len(x) for x, _ in parts])
+    shards = [np.arange(end - len(x), end, dtype=np.int64) for end, (x, _) in zip(ends, parts, strict=True)]
+    x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
+    return arrays(x, y, x_test, y_test, classes).split(shards)
+
+
+def _labels(y: object) -> Tensor:
+    labels = torch.as_tensor(y)
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise UserError(f"labels must be whole numbers, found {str(labels.dtype).removeprefix('torch.')}")
+    return labels.long()

@@ -1,0 +1,79 @@
+"""Splits over devices: each deals every example exactly once, from one random stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedhen.data.dataset import Index
+from fedhen.errors import UserError
+
+TRIES = 100
+
+
+def iid(labels: Index, devices: int, rng: np.random.Generator) -> list[Index]:
+    """One random permutation, cut into slices whose sizes differ by at most 1."""
+    return _sorted(np.array_split(rng.permutation(len(labels)), devices))
+
+
+def dirichlet(labels: Index, devices: int, rng: np.random.Generator, alpha: float) -> list[Index]:
+    """Every device has the same quota, within 1, and its own class prior ~ Dirichlet(alpha).
+
+    Examples are dealt one by one to a random device with quota left, the class drawn from the device's prior restricted
+    to the classes that still have examples; in proportion to what is left where the restricted prior is 0.
+    """
+    classes = int(labels.max()) + 1
+    piles = [list(rng.permutation(np.flatnonzero(labels == c))) for c in range(classes)]
+    left = np.array([len(pile) for pile in piles])
+    prior = rng.dirichlet(np.full(classes, alpha), devices)
+    cumulative = np.cumsum(prior * (left > 0), axis=1)
+    quota = np.full(devices, len(labels) // devices)
+    quota[: len(labels) % devices] += 1
+    open_devices = [d for d in range(devices) if quota[d]]
+    hands: list[list[int]] = [[] for _ in range(devices)]
+    which, where = rng.random(len(labels)), rng.random(len(labels))
+    for u, v in zip(which, where, strict=True):
+        place = int(u * len(open_devices))
+        device = open_devices[place]
+        row = cumulative[device] if cumulative[device, -1] > 0 else np.cumsum(left)
+        c = int(np.searchsorted(row, v * row[-1], side="right"))
+        hands[device].append(piles[c].pop())
+        left[c] -= 1
+        if not left[c]:
+            cumulative = np.cumsum(prior * (left > 0), axis=1)
+        if len(hands[device]) == quota[device]:
+            open_devices[place] = open_devices[-1]
+            open_devices.pop()
+    return _sorted(hands)
+
+
+def dirichlet_by_class(
+    labels: Index, devices: int, rng: np.random.Generator, alpha: float, minimum: int = 10
+) -> list[Index]:
+    """Per class, shares over the devices ~ Dirichlet(alpha), none for a device that is full (Yurochkin et al. 2019).
+
+    Repeated until the smallest device has `minimum` examples, at most TRIES times.
+    """
+    classes, full = int(labels.max()) + 1, len(labels) / devices
+    for _ in range(TRIES):
+        hands: list[list[int]] = [[] for _ in range(devices)]
+        for c in range(classes):
+            pile = rng.permutation(np.flatnonzero(labels == c))
+            shares = rng.dirichlet(np.full(devices, alpha)) * [len(hand) < full for hand in hands]
+            if not shares.sum() > 0:
+                break  # every share fell to full devices: this try cannot deal the class
+            cuts = np.floor(np.cumsum(shares / shares.sum()) * len(pile)).astype(int)[:-1]
+            for hand, part in zip(hands, np.split(pile, cuts), strict=True):
+                hand.extend(part)
+        else:
+            if min(map(len, hands)) >= minimum:
+                return _sorted(hands)
+    raise UserError(
+        f"no split of {len(labels)} examples over {devices} devices with split.alpha={alpha:g} gave every device "
+        f"{minimum} examples in {TRIES} tries: raise split.alpha, or lower split.minimum or devices.number"
+    )
+
+
+def _sorted(hands: Any) -> list[Index]:
+    return [np.sort(np.asarray(hand, dtype=np.int64)) for hand in hands]

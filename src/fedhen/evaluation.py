@@ -1,0 +1,53 @@
+"""Accuracy of models on the test set, and the average of all devices' last models, which the paper reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedhen.algorithm.merging import Server, Update
+from fedhen.data.dataset import Data
+from fedhen.models.nesting import load_weights
+from fedhen.params import Average, Weights, shapes_of
+
+
+def accuracy(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch_size: int) -> float:
+    """The share of the test set that the module's last exit classifies rightly with these weights."""
+    load_weights(module, weights)
+    module.eval()
+    right = torch.zeros((), dtype=torch.int64, device=data.y_test.device)
+    with torch.no_grad():
+        for x, y in zip(torch.split(data.x_test, batch_size), torch.split(data.y_test, batch_size), strict=True):
+            right += (module(data.inputs(x))[-1].argmax(1) == y).sum()
+    return int(right) / len(data.y_test)
+
+
+class LastModels:
+    """Reporting Results, "average all devices": the mean over a tier's devices of the model each trained last.
+
+    A device that has not trained yet counts with the initial model. For reporting only: training never sees it. The
+    mean is taken anew each time, in the order of the devices, so that no rounding piles up over the rounds.
+    """
+
+    def __init__(self, initial: Server, tier_of: Sequence[str]) -> None:
+        self.initial = initial
+        self.tier_of = tier_of
+        self.rows: dict[int, Weights] = {}
+
+    def take(self, updates: Iterable[Update]) -> None:
+        """Remember a round's trained models; a device that was left out keeps its old row."""
+        for update in updates:
+            self.rows[update.device] = update.weights
+
+    def average(self, tier: str) -> Weights:
+        """The reported model of a tier."""
+        initial = self.initial[tier]
+        mean = Average(shapes_of(initial))
+        rows = [self.rows[device] for device in sorted(self.rows) if self.tier_of[device] == tier]
+        for row in rows:
+            mean.add(row)
+        if never := self.tier_of.count(tier) - len(rows):
+            mean.add(initial, never)
+        return mean.finish(otherwise=initial)

@@ -1,0 +1,1 @@
+"""Nested model families: what nesting means, and the paper's PreActResNet."""

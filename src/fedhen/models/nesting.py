@@ -1,0 +1,127 @@
+"""What "simple is a sub-network of complex" means (Assumption 1), as code that is checked at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedhen import seeds
+from fedhen.errors import UserError, unknown
+from fedhen.params import Shapes, Weights, shapes_of
+
+Build = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Nested models, one a tier, shallowest first, each given as a function that builds it.
+
+    A tier's module returns the logits of all its exits, shallowest first: its own last, and before it those of the
+    tiers nested in it. Weights with the same name are the same weight. The deepest tier holds the weights of all.
+    """
+
+    builds: Mapping[str, Build]
+    average_buffers: bool = False
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The tiers' names, shallowest first."""
+        return tuple(self.builds)
+
+    @property
+    def deepest(self) -> str:
+        """The tier that contains all others."""
+        return self.tiers[-1]
+
+    def exits(self, tier: str) -> tuple[str, ...]:
+        """The exits of a tier's module, each named after the tier it belongs to, shallowest first."""
+        if tier not in self.builds:
+            raise unknown("tier", tier, self.tiers)
+        return self.tiers[: self.tiers.index(tier) + 1]
+
+    def build(self, tier: str) -> nn.Module:
+        """A new module of this tier."""
+        if tier not in self.builds:
+            raise unknown("tier", tier, self.tiers)
+        return self.builds[tier]()
+
+    def initial(self, seed: int) -> Weights:
+        """The deepest tier's initial weights: every tier's, and every method's, are cut from these."""
+        with seeds.torch_randomness(seed, "initial weights"):
+            return weights_of(self.build(self.deepest))
+
+    def check(self, sample: Tensor, classes: int) -> None:
+        """Assumption 1 and the contract of the modules, tried on a batch of inputs; a UserError says what breaks."""
+        if len(self.builds) < 1:
+            raise UserError("a family needs at least one tier")
+        with seeds.torch_randomness(0, "check"):
+            modules = {tier: self.build(tier) for tier in self.tiers}
+            whole = shapes_of(weights_of(modules[self.deepest]))
+            for tier, module in modules.items():
+                _check_contained(tier, shapes_of(weights_of(module)), self.deepest, whole)
+                if not self.average_buffers:
+                    _refuse_buffers(tier, module)
+                _check_logits(tier, module.eval()(sample), (len(self.exits(tier)), len(sample), classes))
+
+
+def weights_of(module: nn.Module) -> Weights:
+    """A copy of the module's weights, by name."""
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def reached(module: nn.Module, outputs: Sequence[Tensor]) -> list[set[str]]:
+    """For each output of the module, the names of the weights that it depends on."""
+    parameters = {n: p for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    names = []
+    for output in outputs:
+        gradients = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True, retain_graph=True)
+        names.append({name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None})
+    return names
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy these weights into the module."""
+    own = module.state_dict()
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            own[name].copy_(tensor)
+
+
+def _check_contained(tier: str, index: Shapes, deepest: str, whole: Shapes) -> None:
+    for name, shape in index.items():
+        if name not in whole:
+            raise UserError(f"Assumption 1 is broken: weight {name!r} of tier {tier!r} is not in tier {deepest!r}")
+        if shape != whole[name]:
+            raise UserError(
+                f"Assumption 1 is broken: weight {name!r} has shape {shape} in tier {tier!r} "
+                f"and {whole[name]} in tier {deepest!r}"
+            )
+
+
+def _refuse_buffers(tier: str, module: nn.Module) -> None:
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    for name in module.state_dict():
+        if name not in parameters:
+            path, _, buffer = name.rpartition(".")
+            raise UserError(
+                f"layer {path!r} ({type(module.get_submodule(path)).__name__}) of tier {tier!r} stores {buffer!r}, and "
+                "stored data statistics leak: use GroupNorm, or register a constant with persistent=False, or allow "
+                "averaging with average_buffers=True"
+            )
+
+
+def _check_logits(tier: str, logits: object, expected: tuple[int, int, int]) -> None:
+    exits, batch, classes = expected
+    found = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in _items(logits)]
+    if found != [(batch, classes)] * exits:
+        raise UserError(
+            f"the module of tier {tier!r} must return a list of {exits} logits of shape {(batch, classes)}, "
+            f"shallowest exit first; it returned {found if isinstance(logits, list | tuple) else type(logits).__name__}"
+        )
+
+
+def _items(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else [value]

@@ -1,0 +1,103 @@
+"""Algebra of named weights: select, average by holder, distance, finiteness, bytes.
+
+A nested model holds, of each of the supernet's tensors, all or the *leading corner*: the whole tensor where nesting is
+by depth, the leading channels where it is by width. So the shape of a held tensor says which elements are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
+
+
+def corner(tensor: Tensor, shape: Iterable[int]) -> Tensor:
+    """The leading corner of that shape: a view, and the tensor itself where the shape is the whole."""
+    shape = tuple(shape)
+    return tensor if tensor.shape == shape else tensor[tuple(slice(n) for n in shape)]
+
+
+def select(weights: Mapping[str, Tensor], shapes: Shapes) -> Weights:
+    """[w]_M of Assumption 1: the weights that a nested model holds."""
+    return {name: corner(weights[name], shape) for name, shape in shapes.items()}
+
+
+def shapes_of(weights: Mapping[str, Tensor]) -> Shapes:
+    """The index of these weights: name -> shape."""
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
+
+
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """R(a, b) = ‖a − [b]_M‖²: over the weights that both hold."""
+    total = 0.0
+    for name in a.keys() & b.keys():
+        part = corner(b[name], a[name].shape)
+        if a[name] is not part:
+            total += float((a[name].double() - part.double()).square().sum())
+    return total
+
+
+def finite(weights: Mapping[str, Tensor]) -> bool:
+    """Whether every weight is a number: neither NaN nor infinite."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
+
+
+def count(weights: Mapping[str, Tensor]) -> int:
+    """How many numbers these are."""
+    return sum(tensor.numel() for tensor in weights.values())
+
+
+def size(weights: Mapping[str, Tensor]) -> int:
+    """How many bytes these weights are on the wire."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+
+
+class Average:
+    """An average by holder, as a fold: each element over the models that hold it.
+
+    Sums are in float64, so that neither the order of the models nor their grouping over processes shows.
+    """
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes = shapes
+        self.sums: Weights = {}
+        self.counts: Weights = {}
+
+    def add(self, weights: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """Fold one model in."""
+        for name, tensor in weights.items():
+            whole = self.shapes[name]
+            if name not in self.sums:
+                self.sums[name] = torch.zeros(whole, dtype=torch.float64, device=tensor.device)
+                self.counts[name] = torch.zeros((), dtype=torch.float64, device=tensor.device)
+            if tensor.shape != whole and self.counts[name].dim() == 0:
+                self.counts[name] = (
+                    self.counts[name].expand(whole).clone()
+                )  # from here on every element counts for itself
+            corner(self.sums[name], tensor.shape).add_(tensor, alpha=weight)
+            _held(self.counts[name], tensor.shape).add_(weight)
+
+    def combine(self, other: Average) -> None:
+        """Fold in what another average has folded."""
+        for name in other.sums:
+            self.sums[name] = self.sums[name] + other.sums[name] if name in self.sums else other.sums[name]
+            self.counts[name] = self.counts[name] + other.counts[name] if name in self.counts else other.counts[name]
+
+    def finish(self, otherwise: Mapping[str, Tensor]) -> Weights:
+        """The average where somebody contributed and `otherwise` where nobody did, in its shapes and types."""
+        return {name: self._mean(name, kept) for name, kept in otherwise.items()}
+
+    def _mean(self, name: str, kept: Tensor) -> Tensor:
+        if name not in self.sums:
+            return kept
+        sums, counts = corner(self.sums[name], kept.shape), _held(self.counts[name], kept.shape)
+        mean = torch.where(counts > 0, sums / counts, kept.double())
+        return (mean if kept.is_floating_point() else mean.round()).to(kept.dtype)
+
+
+def _held(counts: Tensor, shape: Iterable[int]) -> Tensor:
+    return corner(counts, shape) if counts.dim() else counts

@@ -1,0 +1,137 @@
+"""What long work shows: a live bar for each run on a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Display(Protocol):
+    """Shows how a few runs get on."""
+
+    def __enter__(self) -> Display: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        """One more round of that run is done."""
+
+
+def display(names: Sequence[str], rounds: int, quiet: bool = False) -> Display:
+    """The display that fits where the output goes."""
+    if quiet:
+        return Silent()
+    return Bars(names, rounds) if sys.stderr.isatty() else Lines(names, rounds)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        """Nothing."""
+
+
+class Lines(Silent):
+    """Plain lines: the first round, the last, and every ten seconds between."""
+
+    def __init__(self, names: Sequence[str], rounds: int) -> None:
+        self.paces = {name: Pace(rounds) for name in names}
+        self.width = max(map(len, names))
+        self.shown = -SECONDS_BETWEEN_LINES
+
+    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        """A line, if it is time for one."""
+        pace = self.paces[name]
+        pace.take(record, timing)
+        last = record["round"] == pace.rounds
+        if record["round"] == 1 or last or time.monotonic() - self.shown >= SECONDS_BETWEEN_LINES:
+            self.shown = time.monotonic()
+            parts = [f"round {record['round']}/{pace.rounds}", pace.accuracies, pace.speed, "" if last else pace.left]
+            print(f"{name:{self.width}}  " + "  ".join(p for p in parts if p), file=sys.stderr, flush=True)
+
+
+class Bars:
+    """A live bar for each run."""
+
+    def __init__(self, names: Sequence[str], rounds: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        fields = [TextColumn(f"{{task.fields[{field}]}}") for field in ("accuracies", "speed", "left")]
+        columns = [TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), *fields]
+        self.progress = Progress(*columns, console=Console(stderr=True))
+        self.paces = {name: Pace(rounds) for name in names}
+        self.tasks = {
+            name: self.progress.add_task(name, total=rounds, accuracies="waiting", speed="", left="") for name in names
+        }
+
+    def __enter__(self) -> Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        """Move that run's bar."""
+        pace = self.paces[name]
+        pace.take(record, timing)
+        self.progress.update(
+            self.tasks[name],
+            completed=record["round"],
+            accuracies=pace.accuracies,
+            speed=pace.speed,
+            left=pace.left,
+        )
+
+
+class Pace:
+    """The latest accuracies of a run, its speed and the time it has left."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.played, self.done, self.seconds, self.dropped = 0, 0, 0.0, 0
+        self.scores: Mapping[str, float] = {}
+
+    def take(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        """One more round."""
+        self.done, self.played = record["round"], self.played + 1
+        self.seconds += timing["total"]
+        self.dropped += len(record["dropped"])
+        self.scores = record["accuracy"]["devices"] if "accuracy" in record else self.scores
+
+    @property
+    def accuracies(self) -> str:
+        """The accuracy of each tier, and how many devices were dropped, if any."""
+        parts = [f"{tier} {100 * score:.1f} %" for tier, score in self.scores.items()]
+        return "  ".join(parts + ([f"{self.dropped} dropped"] if self.dropped else []))
+
+    @property
+    def speed(self) -> str:
+        """Seconds a round."""
+        return f"{self.seconds / self.played:.2f} s a round"
+
+    @property
+    def left(self) -> str:
+        """Time left."""
+        seconds = round(self.seconds / self.played * (self.rounds - self.done))
+        if seconds >= 3600:
+            return f"{seconds // 3600} h {seconds % 3600 // 60:02} min left"
+        return f"{seconds // 60} min {seconds % 60:02} s left" if seconds >= 60 else f"{seconds} s left"

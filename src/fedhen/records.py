@@ -1,0 +1,180 @@
+"""The run folder: what a run leaves behind, written line by line and read back without torch.
+
+config.toml        the complete configuration; `fedhen run --config` repeats the run from it
+environment.json   versions and hardware
+rounds.jsonl       one object a round: what the seed determines, and nothing else
+timing.jsonl       one object a round: seconds
+summary.json       written last: the run is finished if it is there
+models/            the weights of each tier, server and all-devices average, in safetensors
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from fedhen.errors import UserError
+
+CONFIG, ENVIRONMENT, ROUNDS, TIMING, SUMMARY, MODELS = (
+    "config.toml",
+    "environment.json",
+    "rounds.jsonl",
+    "timing.jsonl",
+    "summary.json",
+    "models",
+)
+KINDS = ("devices", "server")
+"""Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""
+
+
+def fresh_folder(parent: Path, name: str) -> Path:
+    """A path under `parent` that does not exist yet: name, name-2, name-3, ..."""
+    for number in range(1, 1_000_000):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        if not folder.exists():
+            return folder
+    raise UserError(f"{parent}: no free folder name left for {name}")
+
+
+def prepare_folder(folder: Path, force: bool = False) -> Path:
+    """Make an empty folder to write a run into; refuse one that holds something unless forced."""
+    if folder.is_dir() and any(folder.iterdir()):
+        if not force:
+            raise UserError(f"{folder} is not empty: choose another --out, or --force to replace the run in it")
+        if not (folder / CONFIG).is_file():
+            raise UserError(f"{folder} does not hold a run: --force replaces runs only, choose another --out")
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+    return folder
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file beside and rename it, so that a reader never sees half of it."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write an object as indented JSON."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+class Recorder:
+    """Writes one run's folder while the run goes on."""
+
+    def __init__(self, folder: Path, config_toml: str, environment: Mapping[str, Any]) -> None:
+        self.folder = folder
+        write_text(folder / CONFIG, config_toml)
+        write_json(folder / ENVIRONMENT, environment)
+        self._rounds: IO[str] = (folder / ROUNDS).open("w", encoding="utf-8")
+        self._timing: IO[str] = (folder / TIMING).open("w", encoding="utf-8")
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._rounds.close()
+        self._timing.close()
+
+    def round(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        """Append one round; flushed, so that a report of the unfinished run sees it."""
+        for file, value in ((self._rounds, record), (self._timing, {"round": record["round"], **timing})):
+            file.write(json.dumps(value, allow_nan=False) + "\n")
+            file.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The last thing a run writes."""
+        write_json(self.folder / SUMMARY, summary)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, read back."""
+
+    folder: Path
+    config: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    timing: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+    environment: dict[str, Any]
+
+    @property
+    def method(self) -> str:
+        """Its federated method."""
+        return str(self.config["method"])
+
+    @property
+    def recipe(self) -> str:
+        """Its experiment's name."""
+        return str(self.config["recipe"])
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return int(self.config["seed"])
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Shallowest first."""
+        return tuple(self.config["tiers"])
+
+    def curve(self, tier: str, kind: str = "devices") -> list[tuple[int, float]]:
+        """(round, accuracy between 0 and 1) at every evaluated round; kind is one of KINDS."""
+        return [(r["round"], r["accuracy"][kind][tier]) for r in self.rounds if "accuracy" in r]
+
+    @cached_property
+    def bytes_sent(self) -> dict[int, int]:
+        """Round -> bytes sent since the start of the run, down and up, by the devices of all tiers."""
+        each = [sum(n for way in r["bytes"].values() for n in way.values()) for r in self.rounds]
+        return dict(zip((r["round"] for r in self.rounds), accumulate(each), strict=True))
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder; an unfinished run has no summary."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
+    try:
+        config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        rounds, timing = (_lines(folder / name) for name in (ROUNDS, TIMING))
+        summary, environment = (_object(folder / name) for name in (SUMMARY, ENVIRONMENT))
+        run = Run(folder, config, rounds, timing, summary, environment or {})
+        _ = (
+            run.method,
+            run.recipe,
+            run.seed,
+            run.tiers,
+            run.bytes_sent,
+            [run.curve(t, k) for t in run.tiers for k in KINDS],
+        )
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder} is damaged: {type(error).__name__}: {error}") from None
+    return run
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

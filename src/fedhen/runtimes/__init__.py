@@ -1,0 +1,1 @@
+"""Who trains the active devices. The round loop never knows which."""
