@@ -22,8 +22,8 @@ def digits() -> Data:
     x = torch.from_numpy(table[:, :-1].astype(np.uint8)).view(-1, 1, 8, 8)
     y = torch.from_numpy(table[:, -1].astype(np.int64))
     train, test = slice(0, len(y) - TEST_DIGITS), slice(len(y) - TEST_DIGITS, len(y))
-    # Mean and deviation of the training pixels, each from 0 to 16.
-    return Data(x[train], y[train], x[test], y[test], 10, normalisation=Normalisation((4.88,), (6.01,)))
+    # Pixels from 0 to 16 become numbers from 0 to 1.
+    return Data(x[train], y[train], x[test], y[test], 10, normalisation=Normalisation((0.0,), (16.0,)))
 
 
 SOURCES = {"digits": digits}

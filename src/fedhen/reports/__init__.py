@@ -1,0 +1,19 @@
+"""From run folders alone, without torch: rounds and bytes to target, gains, curves, one HTML page."""
+
+from fedhen.reports.comparison import HERO, Comparison, compare
+from fedhen.reports.report import Report, write_report
+from fedhen.reports.table import Group, Table
+from fedhen.reports.targets import AUTO, auto_targets, rounds_to_target
+
+__all__ = [
+    "AUTO",
+    "HERO",
+    "Comparison",
+    "Group",
+    "Report",
+    "Table",
+    "auto_targets",
+    "compare",
+    "rounds_to_target",
+    "write_report",
+]

@@ -1,0 +1,134 @@
+"""Runs of one recipe, checked at the door and grouped by method: what every table, curve and page is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from fedhen.errors import UserError
+from fedhen.records import Run
+
+HERO = "fedhen"
+"""The method whose gain over the best other one is reported, where it is among the runs."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of every method, one a seed; the first method is the hero, the others are its baselines."""
+
+    by_method: dict[str, tuple[Run, ...]]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The hero first."""
+        return tuple(self.by_method)
+
+    @property
+    def hero(self) -> str:
+        """The method whose gain over the others is reported."""
+        return self.methods[0]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, method by method."""
+        return tuple(chain.from_iterable(self.by_method.values()))
+
+    @property
+    def recipe(self) -> str:
+        """The recipe that all runs follow."""
+        return self.runs[0].recipe
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Shallowest first."""
+        return self.runs[0].tiers
+
+    @property
+    def several_seeds(self) -> bool:
+        """Whether some method has more than one run."""
+        return len(self.runs) > len(self.methods)
+
+    def heading(self, method: str) -> str:
+        """A method's name, with its number of runs where that is not one for all."""
+        return f"{method} (n = {len(self.by_method[method])})" if self.several_seeds else method
+
+
+def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
+    """Group runs by method, the hero first (the first run's method where the hero is not among them)."""
+    if not runs:
+        raise UserError("nothing to report: give at least one run folder")
+    first = runs[0]
+    for run in runs:
+        if run.recipe != first.recipe:
+            raise UserError(
+                f"runs of different recipes need a report each: {first.folder} is {first.recipe}, "
+                f"{run.folder} is {run.recipe}"
+            )
+        if run.tiers != first.tiers:
+            raise UserError(
+                f"runs with different tiers need a report each: {first.folder} has {', '.join(first.tiers)}, "
+                f"{run.folder} has {', '.join(run.tiers)}"
+            )
+    methods = sorted(dict.fromkeys(run.method for run in runs), key=lambda method: method != hero)
+    return Comparison({method: _seeds([run for run in runs if run.method == method]) for method in methods})
+
+
+def _seeds(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """One method's runs by seed; a second run of the same seed is no further evidence, so it is refused."""
+    seen: dict[int, Run] = {}
+    for run in runs:
+        twin = seen.setdefault(run.seed, run)
+        if twin is not run:
+            raise UserError(
+                f"two runs of {run.method} with seed {run.seed}: {twin.folder} and {run.folder}; leave one out"
+            )
+    return tuple(seen[seed] for seed in sorted(seen))
+
+
+def rounds_done(run: Run) -> int:
+    """The last recorded round, 0 before the first."""
+    return int(run.rounds[-1]["round"]) if run.rounds else 0
+
+
+def rounds_planned(run: Run) -> int:
+    """The rounds that the configuration asks for."""
+    return int(run.config.get("rounds", rounds_done(run)))
+
+
+def evaluated(run: Run) -> bool:
+    """Whether some round has accuracies."""
+    return any("accuracy" in record for record in run.rounds)
+
+
+def warnings(comparison: Comparison) -> list[str]:
+    """What a reader must know before trusting the numbers; empty if all runs are finished and set up alike."""
+    return [*_unfinished(comparison.runs), *_differences(comparison.runs)]
+
+
+def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
+    for run in runs:
+        name = f"{run.method}, seed {run.seed} ({run.folder.name})"
+        progress = f"{rounds_done(run)} of {rounds_planned(run)} rounds recorded"
+        if not evaluated(run):
+            yield f"No evaluated round yet: {name}, {progress}."
+        elif run.summary is None:
+            yield f"Unfinished: {name}, {progress}; its numbers can still change."
+
+
+def _differences(runs: Sequence[Run]) -> Iterator[str]:
+    settings = [flat(run.config) for run in runs]
+    for key in dict.fromkeys(chain.from_iterable(settings)):
+        values = list(dict.fromkeys(str(each.get(key, "not set")) for each in settings))
+        if len(values) > 1 and key not in ("method", "seed"):
+            yield f"The runs differ in more than method and seed: {key} is {' or '.join(values)}."
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys; empty ones leave nothing."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        leaves |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return leaves

@@ -1,0 +1,155 @@
+"""What reaching a target cost each run, in rounds or in bytes, and the hero's gain over the best other method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import mean, stdev
+
+from fedhen.records import Run
+from fedhen.reports.targets import rounds_to_target
+
+Spent = Callable[[Run, int], float]
+"""What a run has spent by the end of a round."""
+Show = Callable[[Sequence[float]], str]
+"""One method's amounts, one a seed, as the text of a cell."""
+
+
+class Outcome(StrEnum):
+    """How a run stands to a target, in the words that a table prints."""
+
+    REACHED = "reached"
+    MISSED = "not reached"
+    PENDING = "not yet"
+    BLANK = "not evaluated"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The model of a tier, of the devices' average or the server's, at a target percent."""
+
+    tier: str
+    target: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run spent until it met a goal; if it did not, what it had spent in vain: a lower bound."""
+
+    amount: float
+    outcome: Outcome
+
+    @property
+    def exact(self) -> bool:
+        """Whether the goal was met."""
+        return self.outcome is Outcome.REACHED
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A kind of cost: what counts, in words and as a number, and how amounts are written."""
+
+    name: str
+    noun: str
+    meaning: str
+    spent: Spent
+    scale: Callable[[Sequence[float]], Show]
+    """How to write the cells of a row, given its amounts."""
+    axis: Callable[[float], tuple[float, str]]
+    """What to divide by on an axis that ends at an amount, and the axis's label."""
+
+
+def cost(run: Run, goal: Goal, spent: Spent) -> Cost:
+    """What a run spent until it met the goal, or until its last evaluated round."""
+    reached = rounds_to_target(run, goal.tier, goal.target, goal.kind)
+    if reached is not None:
+        return Cost(spent(run, reached), Outcome.REACHED)
+    curve = run.curve(goal.tier, goal.kind)
+    if not curve:
+        return Cost(0, Outcome.BLANK)
+    return Cost(spent(run, curve[-1][0]), Outcome.PENDING if run.summary is None else Outcome.MISSED)
+
+
+def cell(costs: Sequence[Cost], show: Show) -> str:
+    """One method's costs in a table: the amount, over several seeds their mean ± standard deviation."""
+    reached = [each.amount for each in costs if each.exact]
+    if len(reached) == len(costs):
+        return show(reached)
+    return str(costs[0].outcome) if len(costs) == 1 else f"{len(reached)} of {len(costs)} reached"
+
+
+def gain(hero: Sequence[Cost], baselines: Sequence[Sequence[Cost]]) -> str:
+    """The best baseline's mean cost over the hero's: 2.8×, or a lower bound as in > 3.4×, or – if nothing can be said.
+
+    A baseline that did not get there counts with what it had spent by then, less than it would need.
+    """
+    if not baselines or not all(each.exact for each in hero):
+        return "–"
+    own = mean(each.amount for each in hero)
+    best, bound = min(
+        (mean(each.amount for each in costs), not all(each.exact for each in costs)) for costs in baselines
+    )
+    if own <= 0 or (bound and best < own):
+        return "–"
+    tenths = 10 * best / own
+    # a lower bound is rounded down, so that it stays one
+    return f"> {math.floor(tenths) / 10:.1f}×" if bound else f"{math.floor(tenths + 0.5) / 10:.1f}×"
+
+
+def spread(values: Sequence[float], decimals: int, unit: str = "") -> str:
+    """One value, or the mean ± standard deviation of several."""
+    if not values:
+        return "–"
+    deviation = f" ± {stdev(values):.{decimals}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{decimals}f}{deviation}{unit}"
+
+
+def unit_of(amount: float) -> tuple[float, str]:
+    """The largest decimal unit of bytes that is not larger than the amount."""
+    units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")]
+    return next(((size, name) for size, name in units if amount >= size), (1.0, "B"))
+
+
+def _show_rounds(values: Sequence[float]) -> str:
+    return spread(values, decimals=0 if len(values) == 1 else 1)
+
+
+def _byte_scale(row: Sequence[float]) -> Show:
+    """One unit for the whole row, that of its smallest amount, so that the cells compare at a glance."""
+    size, unit = unit_of(min(row, default=0))
+
+    def show(values: Sequence[float]) -> str:
+        scaled = [each / size for each in values]
+        decimals = 0 if size == 1 else max(0, 2 - int(math.log10(max(1, mean(scaled)))))
+        return spread(scaled, decimals, f" {unit}")
+
+    return show
+
+
+def _byte_axis(furthest: float) -> tuple[float, str]:
+    size, unit = unit_of(furthest)
+    return size, f"{unit} sent, all devices, down and up"
+
+
+ROUNDS = Measure(
+    name="rounds",
+    noun="rounds",
+    meaning="The number of rounds after which a tier’s model first scored the accuracy on the left, or more, on the "
+    "test set. Nothing is smoothed.",
+    spent=lambda run, number: number,
+    scale=lambda row: _show_rounds,
+    axis=lambda furthest: (1, "round"),
+)
+BYTES = Measure(
+    name="bytes",
+    noun="bytes sent",
+    meaning="All that the server and the devices of every tier had sent each other, down and up, by the round that "
+    "first scored the accuracy on the left, or more. A small model costs fewer bytes a round than a large one, so "
+    "bytes tell more than rounds do where the methods send different models.",
+    spent=lambda run, number: run.bytes_sent[number],
+    scale=_byte_scale,
+    axis=_byte_axis,
+)

@@ -1,0 +1,216 @@
+"""Accuracy over rounds and over bytes sent, a panel a tier, every method in its own colour and line style."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from fedhen.records import Run
+from fedhen.reports.comparison import Comparison
+from fedhen.reports.costs import Measure, Spent
+from fedhen.reports.tables import SCORED
+from fedhen.reports.targets import TierTargets, percent, show_percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+Look = tuple[str, Any, str]
+"""A colour, a line style and a marker: on paper without colours, and for noisy curves, one of the last two tells."""
+
+# Okabe and Ito's palette, told apart by readers with any colour vision; its yellow is too pale on white
+KNOWN: Mapping[str, Look] = {
+    "fedhen": ("#0072B2", "-", "o"),
+    "noside": ("#D55E00", "--", "s"),
+    "decouple": ("#009E73", "-.", "^"),
+}
+COLOURS = ("#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "DvPX"
+STYLES: tuple[Any, ...] = (":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (3, 1)))
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.facecolor": "white",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "figure.constrained_layout.w_pad": 0.08,
+    "text.parse_math": False,  # a name with a dollar sign is no formula
+}
+MARKED = 8
+"""About so many points of a line carry a marker."""
+BAND = "line: mean over the seeds, band: lowest to highest seed"
+ACROSS = 4
+"""Panels side by side."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method's curve: what was spent, and the accuracy's mean, lowest and highest over its seeds."""
+
+    spent: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def looks(methods: Sequence[str]) -> dict[str, Look]:
+    """Every method's colour and line style: fixed for the paper's, for others by their name and free of clashes."""
+    chosen = {method: KNOWN[method] for method in methods if method in KNOWN}
+    used: list[int] = []
+    for method in sorted(set(methods) - set(KNOWN)):
+        start = crc32(method.encode())
+        places = [(start + step) % len(COLOURS) for step in range(len(COLOURS))]
+        used.append(min(places, key=used.count))
+        chosen[method] = (COLOURS[used[-1]], STYLES[used[-1]], MARKERS[used[-1]])
+    return chosen
+
+
+def line(runs: Sequence[Run], tier: str, kind: str, spent: Spent) -> Line:
+    """A method's curve over the rounds that all of its seeds have evaluated."""
+    curves = [(run, dict(run.curve(tier, kind))) for run in runs if run.curve(tier, kind)]
+    common = sorted(set.intersection(*(set(curve) for _, curve in curves))) if curves else []
+    scores = [[percent(curve[number]) for _, curve in curves] for number in common]
+    return Line(
+        spent=[mean(spent(run, number) for run, _ in curves) for number in common],
+        mean=[mean(each) for each in scores],
+        low=[min(each) for each in scores],
+        high=[max(each) for each in scores],
+    )
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Accuracy over what was spent, for any choice of tiers."""
+
+    comparison: Comparison
+    targets: Mapping[str, TierTargets]
+    kind: str
+    measure: Measure
+
+    @property
+    def title(self) -> str:
+        """What is drawn, for a heading and for readers who cannot see it."""
+        return f"Accuracy over {self.measure.noun}"
+
+    @property
+    def caption(self) -> str:
+        """How to read the figure."""
+        seeds = f" {BAND.capitalize()}." if self.comparison.several_seeds else ""
+        return f"Test accuracy of the {SCORED[self.kind]}.{seeds} Dotted: targets."
+
+    def figure(self, tiers: Sequence[str]) -> Figure:
+        """One panel a tier, with a common legend."""
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        rows = -(-len(tiers) // ACROSS)
+        across = min(len(tiers), ACROSS)
+        with matplotlib.rc_context(STYLE):
+            figure = Figure(figsize=(0.5 + 3.7 * across, 3.2 * rows + 0.2), layout="constrained")
+            panels = figure.subplots(rows, across, squeeze=False).flat
+            for panel, tier in zip(panels, tiers, strict=False):
+                self._draw(panel, tier)
+            for panel in list(panels)[len(tiers) :]:
+                panel.set_visible(False)
+            self._legend(figure)
+        return figure
+
+    def _legend(self, figure: Figure) -> None:
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        inches = 0.75 + 0.078 * max(map(len, labels))  # of one entry
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=max(1, min(len(labels), int((figure.get_figwidth() + 0.2) / inches))),
+            frameon=False,
+            handlelength=3,
+            title=BAND if self.comparison.several_seeds else None,
+            title_fontsize=8,
+        )
+
+    def _draw(self, panel: Axes, tier: str) -> None:
+        lines = {m: line(runs, tier, self.kind, self.measure.spent) for m, runs in self.comparison.by_method.items()}
+        furthest = max((each.spent[-1] for each in lines.values() if each.spent), default=0)
+        size, label = self.measure.axis(furthest)
+        for place, (method, each) in enumerate(lines.items()):
+            self._plot(panel, method, each, size).set_zorder(10 - place)  # the hero on top
+        if furthest:
+            panel.set_xlim(left=0)
+        else:
+            panel.text(0.5, 0.5, "no evaluated round yet", transform=panel.transAxes, ha="center", color="0.4")
+        _targets(panel, self.targets[tier].percents)
+        panel.set_title(f"{tier} model", fontsize=10)
+        panel.set_xlabel(label)
+        panel.set_ylabel(f"test accuracy, % ({SCORED[self.kind]})", fontsize=8)
+        panel.grid(color="0.92", lw=0.6)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+
+    def _plot(self, panel: Axes, method: str, curve: Line, size: float) -> Line2D:
+        colour, dashes, marker = looks(self.comparison.methods)[method]
+        spent = [amount / size for amount in curve.spent]
+        if curve.low != curve.high:
+            panel.fill_between(spent, curve.low, curve.high, color=colour, alpha=0.2, lw=0, zorder=1)
+        (drawn,) = panel.plot(
+            spent,
+            curve.mean,
+            color=colour,
+            linestyle=dashes,
+            linewidth=1.5 if len(spent) < 200 else 1.0,
+            marker=marker,
+            markersize=4,
+            markevery=max(1, len(spent) // MARKED),
+            label=method if spent else f"{method} (not evaluated)",
+        )
+        return drawn
+
+
+def _targets(panel: Axes, percents: Sequence[float]) -> None:
+    """Thin dotted lines with a label at the left, where rising curves leave room, and none upon another."""
+    for target in percents:
+        panel.axhline(target, color="0.35", ls=(0, (1, 2)), lw=0.8, zorder=0.5)
+    bottom, top = panel.get_ylim()
+    for place, target in enumerate(percents):
+        crowd = sum(other - target < (top - bottom) / 18 for other in percents[:place])
+        panel.annotate(
+            show_percent(target),
+            xy=(0, target),
+            xycoords=("axes fraction", "data"),
+            xytext=(2 + 36 * max(0, crowd - 1), -2 if crowd else 2),
+            textcoords="offset points",
+            va="top" if crowd else "bottom",
+            fontsize=7,
+            color="0.25",
+        )
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a picture of 150 dots an inch."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    return file.getvalue()
+
+
+def svg(figure: Figure, salt: str, text_as_paths: bool = True) -> str:
+    """The figure as a drawing; the same figure and salt give the same bytes."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "path" if text_as_paths else "none"}):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return file.getvalue()
+
+
+def inline_svg(figure: Figure, prefix: str) -> str:
+    """The figure as an element for an HTML page, its ids prefixed so that two of them do not collide."""
+    drawing = svg(figure, prefix, text_as_paths=False)
+    drawing = drawing[drawing.index("<svg") :]
+    drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
+    drawing = re.sub(r'^<svg[^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true">', drawing)
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", drawing)

@@ -1,0 +1,167 @@
+"""The tables of a report: rounds to target, bytes to target, and how the runs ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from statistics import median
+
+from fedhen.records import Run
+from fedhen.reports.comparison import Comparison, rounds_done, rounds_planned
+from fedhen.reports.costs import BYTES, ROUNDS, Goal, Measure, cell, cost, gain, spread
+from fedhen.reports.table import Group, Table
+from fedhen.reports.targets import TierTargets, percent, show_percent
+
+GAIN = "Gain"
+SCORED = {"devices": "all-devices average", "server": "server model"}
+"""Whose model is scored, by kind, in words."""
+
+
+def make_tables(comparison: Comparison, targets: Mapping[str, TierTargets], kind: str) -> tuple[Table, ...]:
+    """All tables of a report, in reading order."""
+    return (
+        cost_table(comparison, targets, kind, ROUNDS),
+        cost_table(comparison, targets, kind, BYTES),
+        outcome_table(comparison),
+    )
+
+
+def cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], kind: str, measure: Measure) -> Table:
+    """The paper's layout: by tier, a row a target, a column a method, and the hero's gain over the best other one."""
+    gains = (GAIN,) if len(comparison.methods) > 1 else ()
+    groups = []
+    for tier in comparison.tiers:
+        goals = [Goal(tier, target, kind) for target in targets[tier].percents]
+        rows = tuple(_cost_row(comparison, goal, measure) for goal in goals)
+        groups.append(Group(f"{tier} model", rows))
+    return Table(
+        name=f"{measure.name}-to-target",
+        title=f"{measure.noun.capitalize()} to target ({SCORED[kind]})",
+        columns=("Accuracy", *map(comparison.heading, comparison.methods), *gains),
+        groups=tuple(groups),
+        meaning=_cost_meaning(comparison, measure),
+        notes=tuple(_cost_notes(comparison, targets, groups)),
+        strong=GAIN,
+    )
+
+
+def _cost_row(comparison: Comparison, goal: Goal, measure: Measure) -> tuple[str, ...]:
+    hero, *baselines = costs = [
+        [cost(run, goal, measure.spent) for run in runs] for runs in comparison.by_method.values()
+    ]
+    show = measure.scale([each.amount for each in chain.from_iterable(costs) if each.exact])
+    gains = [gain(hero, baselines)] if baselines else []
+    return (show_percent(goal.target), *(cell(each, show) for each in costs), *gains)
+
+
+def _cost_meaning(comparison: Comparison, measure: Measure) -> str:
+    if len(comparison.methods) == 1:
+        return f"{measure.meaning} Fewer is better."
+    return (
+        f"{measure.meaning} Fewer is better. Gain is the best other method’s {measure.name} divided by "
+        f"{comparison.hero}’s: 2.0× means that {comparison.hero} got there with half as many."
+    )
+
+
+def _cost_notes(comparison: Comparison, targets: Mapping[str, TierTargets], groups: Sequence[Group]) -> list[str]:
+    """Only what this table needs to be read rightly."""
+    cells = [text for group in groups for row in group.rows for text in row[1:]]
+    notes = []
+    if any(targets[tier].auto and targets[tier].percents for tier in comparison.tiers):
+        auto = [tier for tier in comparison.tiers if targets[tier].auto]
+        notes.append(
+            f"Targets for {', '.join(auto)} by the paper’s rule: the best accuracy of the worst run, rounded down to "
+            "one decimal, and 1.0 below it."
+        )
+    notes += _resolution(comparison)
+    if comparison.several_seeds:
+        notes.append(
+            "n runs with different seeds: mean ± sample standard deviation, where all of them reached the target."
+        )
+    if any(text.startswith(">") for text in cells):
+        notes.append(
+            "> marks a lower bound: some run of another method ended short of the target, and counts with all that it "
+            "had spent by then."
+        )
+    if "–" in cells:
+        notes.append(f"–: {comparison.hero} did not reach the target, or another method’s run is too short to tell.")
+    return notes
+
+
+def _resolution(comparison: Comparison) -> list[str]:
+    steps = sorted({int(run.config.get("evaluation", {}).get("every", 1)) for run in comparison.runs})
+    if steps == [1]:
+        return []
+    every = " or ".join(map(str, steps))
+    return [f"Evaluated every {every} rounds, so a target may have been reached up to {max(steps) - 1} rounds earlier."]
+
+
+def outcome_table(comparison: Comparison) -> Table:
+    """Final and best accuracies of every tier and kind, parameters, and what the runs took."""
+
+    def row(label: str, show: Callable[[Sequence[Run]], str]) -> tuple[str, ...]:
+        return (label, *map(show, comparison.by_method.values()))
+
+    groups = []
+    for tier in comparison.tiers:
+        rows = [
+            row(f"{label}, {end}, %", _accuracy(tier, kind, pick))
+            for kind, label in (("devices", "all devices"), ("server", "server"))
+            for end, pick in (("final", _last), ("best", max))
+        ]
+        groups.append(Group(f"{tier} model", (*rows, row("parameters", _parameters(tier)))))
+    took = [row("rounds", _rounds), row("bytes sent", _bytes), row("devices dropped", _dropped)]
+    groups.append(Group("run", (*took, row("seconds a round (median)", _seconds))))
+    notes = ["n runs with different seeds: mean ± sample standard deviation."] if comparison.several_seeds else []
+    return Table(
+        name="outcome",
+        title="Accuracy, size and effort",
+        columns=("Measure", *map(comparison.heading, comparison.methods)),
+        groups=tuple(groups),
+        meaning="Accuracy on the test set after the last evaluated round (final) and at its highest (best). “All "
+        "devices” averages the last model of every device of the tier, active or not: it is steadier, and what the "
+        "paper reports. “Server” is the model that the server holds, made of the devices active in the round. A device "
+        "is dropped from a round if its weights are not finite.",
+        notes=tuple(notes),
+    )
+
+
+def _last(values: Sequence[float]) -> float:
+    return values[-1]
+
+
+def _accuracy(tier: str, kind: str, pick: Callable[[Sequence[float]], float]) -> Callable[[Sequence[Run]], str]:
+    def show(runs: Sequence[Run]) -> str:
+        curves = [[percent(accuracy) for _, accuracy in run.curve(tier, kind)] for run in runs]
+        return spread([pick(curve) for curve in curves if curve], decimals=2)
+
+    return show
+
+
+def _parameters(tier: str) -> Callable[[Sequence[Run]], str]:
+    def show(runs: Sequence[Run]) -> str:
+        counts = sorted({run.summary["parameters"][tier] for run in runs if run.summary is not None})
+        return " or ".join(f"{count:,}" for count in counts) or "–"
+
+    return show
+
+
+def _rounds(runs: Sequence[Run]) -> str:
+    if len(runs) == 1 and runs[0].summary is None:
+        return f"{rounds_done(runs[0])} of {rounds_planned(runs[0])}"
+    done = [rounds_done(run) for run in runs]
+    return str(done[0]) if len(set(done)) == 1 else f"{min(done)} to {max(done)}"
+
+
+def _bytes(runs: Sequence[Run]) -> str:
+    sent = [run.bytes_sent[rounds_done(run)] for run in runs if run.rounds]
+    return BYTES.scale(sent)(sent) if sent else "–"
+
+
+def _dropped(runs: Sequence[Run]) -> str:
+    dropped = [sum(len(record["dropped"]) for record in run.rounds) for run in runs]
+    return spread(dropped, decimals=0 if len(runs) == 1 else 1)
+
+
+def _seconds(runs: Sequence[Run]) -> str:
+    return spread([median(each["total"] for each in run.timing) for run in runs if run.timing], decimals=2)

@@ -1,0 +1,69 @@
+"""The accuracies to be reached, in percent, and the round that reaches them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedhen.errors import UserError, unknown
+from fedhen.records import Run
+from fedhen.reports.comparison import Comparison
+
+AUTO: Literal["auto"] = "auto"
+Given = Mapping[str, Sequence[float]] | Literal["auto"] | None
+"""Targets a user asks for: percents by tier, the auto rule for every tier, or what the runs' configurations say."""
+
+
+@dataclass(frozen=True)
+class TierTargets:
+    """One tier's targets, highest first, and whether the auto rule set them."""
+
+    percents: tuple[float, ...]
+    auto: bool
+
+
+def percent(accuracy: float) -> float:
+    """An accuracy between 0 and 1 in percent, rid of the dust of binary fractions: 0.844 meets a target of 84.4."""
+    return round(100 * accuracy, 6)
+
+
+def rounds_to_target(run: Run, tier: str, target: float, kind: str = "devices") -> int | None:
+    """The first evaluated round at or above the target percent, unsmoothed; None if there is none."""
+    return next((number for number, accuracy in run.curve(tier, kind) if percent(accuracy) >= target), None)
+
+
+def auto_targets(runs: Sequence[Run], tier: str, kind: str = "devices") -> tuple[float, ...]:
+    """The paper's rule: the worst run's best accuracy, floored to one decimal so that all reach it, and 1.0 below."""
+    bests = [max(accuracy for _, accuracy in curve) for run in runs if (curve := run.curve(tier, kind))]
+    if not bests:
+        return ()
+    tenths = math.floor(round(1000 * min(bests), 5))
+    return tuple(each / 10 for each in (tenths, tenths - 10) if each > 0)
+
+
+def choose_targets(comparison: Comparison, given: Given = None, kind: str = "devices") -> dict[str, TierTargets]:
+    """Every tier's targets: the user's, else those of the runs' configurations, else by the auto rule."""
+    asked: Mapping[str, Sequence[float]] = {} if given is None or isinstance(given, str) else given
+    for tier, percents in asked.items():
+        if tier not in comparison.tiers:
+            raise unknown("tier", tier, comparison.tiers)
+        for each in percents:
+            if not 0 < each <= 100:
+                raise UserError(f"target {each:g} for {tier}: a target is a percentage above 0 and at most 100")
+    chosen = {}
+    for tier in comparison.tiers:
+        wanted = () if given == AUTO else asked.get(tier, _configured(comparison, tier))
+        percents = tuple(sorted(set(wanted), reverse=True)) or auto_targets(comparison.runs, tier, kind)
+        chosen[tier] = TierTargets(percents, auto=not wanted)
+    return chosen
+
+
+def _configured(comparison: Comparison, tier: str) -> list[float]:
+    return [each for run in comparison.runs for each in run.config.get("targets", {}).get(tier, [])]
+
+
+def show_percent(target: float) -> str:
+    """84.4 %, 80.0 %, 80.25 %."""
+    return f"{target:.1f} %" if round(target, 1) == target else f"{target:g} %"

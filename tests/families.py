@@ -1,0 +1,50 @@
+"""Small families for the tests: models of a few numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedhen import Family
+
+
+class TwoExits(nn.Module):
+    """The network of `numpy_reference`: tanh layers, an exit after the first, and deeper a second layer with its own."""
+
+    def __init__(self, inputs: int, classes: int, deep: bool, hidden: tuple[int, int] = (5, 4)) -> None:
+        super().__init__()
+        self.body = nn.Linear(inputs, hidden[0])
+        self.exit = nn.Linear(hidden[0], classes)
+        self.deep = nn.Linear(hidden[0], hidden[1]) if deep else None
+        self.top = nn.Linear(hidden[1], classes) if deep else None
+        self.double()
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        h = torch.tanh(self.body(x))
+        logits = [self.exit(h)]
+        if self.deep is not None and self.top is not None:
+            logits.append(self.top(torch.tanh(self.deep(h))))
+        return logits
+
+
+def two_exits(inputs: int = 6, classes: int = 3) -> Family:
+    return Family(
+        {"simple": lambda: TwoExits(inputs, classes, False), "complex": lambda: TwoExits(inputs, classes, True)}
+    )
+
+
+class Scalars(nn.Module):
+    """Weights a (shared) and b (deep only), so that averages can be done in the head."""
+
+    def __init__(self, deep: bool) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor([1.0, 0.0]))
+        self.b = nn.Parameter(torch.tensor([1.0, 0.0])) if deep else None
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        first = x * self.a
+        return [first] if self.b is None else [first, x * self.a * self.b]
+
+
+def scalars() -> Family:
+    return Family({"simple": lambda: Scalars(False), "complex": lambda: Scalars(True)})

@@ -1,0 +1,79 @@
+"""Run folders made up by hand, so that every expected number can be worked out on paper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedhen.records import Run
+
+Curves = Mapping[str, Sequence[float | None]]
+"""Tier -> the accuracy of each round, None where a round was not evaluated."""
+
+
+def make_run(method: str, curves: Curves, *, seed: int = 0, planned: int | None = None, **config: Any) -> Run:
+    """A run whose kinds of model score alike, with 1 MB a tier and way each round; finished unless cut short."""
+    length = max((len(curve) for curve in curves.values()), default=0)
+    planned = length if planned is None else planned
+    rounds = [
+        _round(number, {tier: curve[number - 1] for tier, curve in curves.items()}) for number in range(1, length + 1)
+    ]
+    shares = {tier: 1 / len(curves) for tier in curves}
+    settings = {
+        "recipe": "made-up",
+        "method": method,
+        "seed": seed,
+        "rounds": planned,
+        "devices": {"number": 20},
+        "tiers": shares,
+    }
+    summary = {"parameters": {tier: 1000 * (place + 1) for place, tier in enumerate(curves)}}
+    return Run(
+        folder=Path("runs") / f"{method}-{seed}",
+        config={**settings, "targets": {}, "evaluation": {"every": 1}, **config},
+        rounds=rounds,
+        timing=[{"round": r["round"], "train": 1.0, "evaluate": 0.5, "total": 1.5} for r in rounds],
+        summary=summary if length == planned else None,
+        environment={"python": "3.11", "gpu": {"name": "none"}},
+    )
+
+
+def _round(number: int, accuracy: Mapping[str, float | None]) -> dict[str, Any]:
+    traffic = dict.fromkeys(accuracy, 1000000)
+    record: dict[str, Any] = {"round": number, "active": [0], "dropped": [], "loss": 1.0}
+    record["bytes"] = {"down": dict(traffic), "up": dict(traffic)}
+    if None not in accuracy.values():
+        record["accuracy"] = {"devices": dict(accuracy), "server": dict(accuracy)}
+        record["distance"] = dict.fromkeys(accuracy, 0.0)
+    return record
+
+
+def staircase(length: int, steps: Mapping[int, float], start: float = 0.1) -> list[float]:
+    """An accuracy that stays as it is but for the rounds named, where it takes the value given."""
+    curve, now = [], start
+    for number in range(1, length + 1):
+        now = steps.get(number, now)
+        curve.append(now)
+    return curve
+
+
+def write_folder(run: Run, folder: Path) -> Path:
+    """The run as files, for tests that start from a folder."""
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(_toml(run.config), encoding="utf-8")
+    for name, lines in (("rounds.jsonl", run.rounds), ("timing.jsonl", run.timing)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (folder / "environment.json").write_text(json.dumps(run.environment), encoding="utf-8")
+    if run.summary is not None:
+        (folder / "summary.json").write_text(json.dumps(run.summary), encoding="utf-8")
+    return folder
+
+
+def _toml(config: Mapping[str, Any]) -> str:
+    tables = {key: value for key, value in config.items() if isinstance(value, dict)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in config.items() if key not in tables]
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"

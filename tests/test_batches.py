@@ -1,0 +1,62 @@
+"""Visits, crops and flips."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedhen.data.batches import PADDING, batch, visits
+from fedhen.data.dataset import Data, Normalisation
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 15), st.booleans())
+def test_every_epoch_visits_every_example_once(size: int, epochs: int, batch_size: int, drop: bool) -> None:
+    shard = np.arange(100, 100 + size)
+    plan = visits(shard, epochs, batch_size, drop, (0, 1, 2))
+    sizes = [part.stop - part.start for part in plan.batches()]
+    full, rest = divmod(size, batch_size)
+    short = [] if rest == 0 or (drop and full) else [rest]
+    assert sizes == ([batch_size] * full + short) * epochs
+    if not drop:
+        for epoch in plan.examples.reshape(epochs, size):
+            assert sorted(epoch) == shard.tolist()
+
+
+def test_epochs_rounds_and_devices_have_orders_of_their_own() -> None:
+    shard = np.arange(50)
+    plan = visits(shard, 2, 10, False, (0, 1, 2))
+    assert plan.examples[:50].tolist() != plan.examples[50:].tolist()
+    for other in ((1, 1, 2), (0, 2, 2), (0, 1, 3)):
+        assert visits(shard, 2, 10, False, other).examples.tolist() != plan.examples.tolist()
+    assert visits(shard, 2, 10, False, (0, 1, 2)).examples.tolist() == plan.examples.tolist()
+
+
+def test_crop_and_flip_against_one_image_at_a_time() -> None:
+    """Each image: subtract, divide, pad with zeros after that, cut the window, mirror it if flipped."""
+    images = torch.randint(0, 256, (12, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(12) % 4
+    mean, std = (100.0, 120.0, 90.0), (50.0, 60.0, 70.0)
+    data = Data(images, labels, images, labels, 4, normalisation=Normalisation(mean, std))
+    plan = visits(np.arange(12), 1, 12, False, (3, 1, 0))
+    x, y = batch(data, plan, slice(0, 12), "crop-flip")
+    for visit, example in enumerate(plan.examples):
+        image = images[example].numpy().astype(np.float64)
+        normal = (image - np.array(mean)[:, None, None]) / np.array(std)[:, None, None]
+        padded = np.zeros((3, 8 + 2 * PADDING, 8 + 2 * PADDING))
+        padded[:, PADDING : PADDING + 8, PADDING : PADDING + 8] = normal
+        top, left = plan.corners[visit]
+        window = padded[:, top : top + 8, left : left + 8]
+        expected = window[:, :, ::-1] if plan.flips[visit] else window
+        np.testing.assert_allclose(x[visit].numpy(), expected, rtol=1e-5, atol=1e-6)
+        assert y[visit] == labels[example]
+    assert plan.flips.any() and not plan.flips.all()
+
+
+def test_crops_reach_every_corner_evenly() -> None:
+    plan = visits(np.arange(5000), 2, 50, False, (0, 1, 0))
+    counts = np.bincount(plan.corners.ravel())
+    assert len(counts) == 2 * PADDING + 1
+    assert counts.min() > 0.9 * counts.mean()
+    assert abs(plan.flips.mean() - 0.5) < 0.03
