@@ -9,7 +9,7 @@ from fedhen import Family
 
 
 class TwoExits(nn.Module):
-    """The network of `numpy_reference`: tanh layers, an exit after the first, and deeper a second layer with its own."""
+    """The network of `numpy_reference`: an exit after the first tanh layer, and another after the second."""
 
     def __init__(self, inputs: int, classes: int, deep: bool, hidden: tuple[int, int] = (5, 4)) -> None:
         super().__init__()

@@ -75,7 +75,7 @@ def test_mix_pool_by_hand() -> None:
     pool = MixPool(4, 2, 0.25)
     out = pool(torch.arange(16.0).view(1, 1, 4, 4))
     assert out.flatten().tolist() == [3.125, 5.125, 11.125, 13.125]
-    drawn = [float(MixPool(4, 2, "uniform").alpha) for _ in range(200)]
+    drawn = [MixPool(4, 2, "uniform").alpha.item() for _ in range(200)]
     assert 0 <= min(drawn) < 0.1 and 0.9 < max(drawn) < 1
 
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhen.params import Average, Weights, count, distance, finite, select, shapes_of, size
+from fedhen.params import Average, Shapes, Weights, count, distance, finite, select, shapes_of, size
 
-SHAPES = {"deep": (2,), "shared": (3,)}
+SHAPES: Shapes = {"deep": (2,), "shared": (3,)}
 
 
 def averaged(models: list[Weights], otherwise: Weights) -> Weights:

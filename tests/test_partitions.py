@@ -67,7 +67,7 @@ def redrawn(labels: Index, devices: int, rng: np.random.Generator, alpha: float)
     """The original procedure: draw a class from the device's prior again and again until one has images left."""
     classes = int(labels.max()) + 1
     prior = rng.dirichlet([alpha] * classes, devices)
-    left = [list(np.flatnonzero(labels == c)) for c in range(classes)]
+    left = [np.flatnonzero(labels == c).tolist() for c in range(classes)]
     quota = [len(labels) // devices] * devices
     hands: list[list[int]] = [[] for _ in range(devices)]
     while sum(quota):

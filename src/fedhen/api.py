@@ -66,17 +66,13 @@ def train(
     folder is left behind, for reports and `fedhen.load`.
     """
     chosen = method_named(method) if isinstance(method, str) else method
-    defaults = {
-        "recipe": "custom",
-        "data": {"name": experiments.OWN},
-        "model": {"family": experiments.OWN},
-        "tiers": {tier: 1 / len(family.tiers) for tier in family.tiers},
-        "devices": {"number": len(data.shards)} if data.shards else {},
-    }
-    given = {**settings, "method": chosen.name}
-    for section in ("data", "model", "devices"):
-        given[section] = {**defaults[section], **given.get(section, {})}  # type: ignore[dict-item]
-    config = configuration.from_mapping({**defaults, **given})
+    own = configuration.Config(
+        data=configuration.DataConfig(name=experiments.OWN),
+        model=configuration.ModelConfig(family=experiments.OWN),
+        tiers={tier: 1 / len(family.tiers) for tier in family.tiers},
+        devices=_fleet(len(data.shards)),
+    )
+    config = configuration.from_mapping({**settings, "method": chosen.name}, own)
     experiment = experiments.assemble(config, data=data, family=family, method=chosen, accelerator=accelerator)
     if out is None:
         return Trained(experiment, [step.record for step in experiment.play()], None)
@@ -118,6 +114,12 @@ def evaluate(
 def report(*runs: PathLike, out: PathLike) -> str:
     """Tables, curves and a page from run folders into `out`; returns the tables as text."""
     return write_report([read_run(Path(run)) for run in runs], Path(out)).text
+
+
+def _fleet(number: int) -> configuration.DevicesConfig:
+    """The devices that the data came with, or the paper's number of them; at most as many active as in the paper."""
+    paper = configuration.DevicesConfig()
+    return configuration.DevicesConfig(number, min(number, paper.active)) if number else paper
 
 
 def _checked(folder: Path) -> Path:

@@ -28,8 +28,9 @@ def save_models(folder: Path, models: Mapping[str, Server], exits: Mapping[str, 
     for kind, tiers in models.items():
         for tier, weights in tiers.items():
             tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-            about = {"kind": kind, "tier": tier, "exits": json.dumps(list(exits[tier]))}
-            save_file(tensors, model_path(folder, kind, tier), metadata=about)
+            # One key: safetensors writes several in any order, and the same run must give the same bytes.
+            about = json.dumps({"kind": kind, "tier": tier, "exits": list(exits[tier])})
+            save_file(tensors, model_path(folder, kind, tier), metadata={"fedhen": about})
 
 
 def read_model(folder: Path, kind: str, tier: str) -> tuple[Weights, list[str]]:
@@ -39,7 +40,7 @@ def read_model(folder: Path, kind: str, tier: str) -> tuple[Weights, list[str]]:
         raise UserError(f"{path} is missing: has the run finished?")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["exits"])  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["fedhen"])["exits"]  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
 

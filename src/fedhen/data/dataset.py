@@ -108,6 +108,6 @@ def per_device(
 
 def _labels(y: object) -> Tensor:
     labels = torch.as_tensor(y)
-    if labels.is_floating_point() or labels.dtype == torch.bool:
+    if len(labels) and (labels.is_floating_point() or labels.dtype == torch.bool):
         raise UserError(f"labels must be whole numbers, found {str(labels.dtype).removeprefix('torch.')}")
     return labels.long()

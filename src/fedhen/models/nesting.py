@@ -115,13 +115,11 @@ def _refuse_buffers(tier: str, module: nn.Module) -> None:
 
 def _check_logits(tier: str, logits: object, expected: tuple[int, int, int]) -> None:
     exits, batch, classes = expected
-    found = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in _items(logits)]
+    found: object = type(logits).__name__
+    if isinstance(logits, list | tuple):
+        found = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in logits]
     if found != [(batch, classes)] * exits:
         raise UserError(
             f"the module of tier {tier!r} must return a list of {exits} logits of shape {(batch, classes)}, "
-            f"shallowest exit first; it returned {found if isinstance(logits, list | tuple) else type(logits).__name__}"
+            f"shallowest exit first; it returned {found}"
         )
-
-
-def _items(value: object) -> Sequence[object]:
-    return value if isinstance(value, list | tuple) else [value]

@@ -1,0 +1,235 @@
+"""The command line from end to end, as a user meets it: real processes, real folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedhen.cli import main
+from fedhen.records import read_run
+
+TINY = [
+    "--set",
+    "data.limit=80",
+    "--set",
+    "training.epochs=1",
+    "--set",
+    "devices.number=4",
+    "--set",
+    "devices.active=2",
+]
+NARROW = ["--set", "model.widths=[4, 4, 8, 8]", "--quiet"]
+
+
+def fedhen(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedhen", *arguments]
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=variables, timeout=300, check=False)
+
+
+def test_compare_run_report_evaluate(tmp_path: Path) -> None:
+    """One comparison; then its pieces again by the other commands, with the same numbers."""
+    made = fedhen("compare", "--rounds", "2", *TINY, *NARROW, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    folder = tmp_path / "runs" / "digits-compare"
+    assert f"page: {Path('runs') / 'digits-compare' / 'report.html'}" in made.stdout
+    assert "Rounds to target" in made.stdout and "fedhen" in made.stdout
+    for name in (
+        "report.html",
+        "tables.md",
+        "curves-rounds.png",
+        "curves-rounds.svg",
+        "curves-bytes.png",
+        "curves-bytes.svg",
+    ):
+        assert (folder / name).stat().st_size > 500
+    for method in ("fedhen", "noside", "decouple"):
+        run = read_run(folder / method)
+        assert run.method == method and len(run.rounds) == 2
+        assert run.summary is not None and run.summary["final"] == run.rounds[-1]["accuracy"]
+
+    again = fedhen("run", "--config", str(folder / "noside" / "config.toml"), "--quiet", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    repeated = tmp_path / "runs" / "digits-noside-seed0"
+    for name in (
+        "rounds.jsonl",
+        "config.toml",
+        "models/server-complex.safetensors",
+        "models/devices-simple.safetensors",
+    ):
+        assert (repeated / name).read_bytes() == (folder / "noside" / name).read_bytes(), name
+
+    scored = fedhen("evaluate", "runs/digits-compare/decouple", cwd=tmp_path)
+    assert scored.returncode == 0, scored.stdout
+    assert scored.stdout.count("%") == 8 and "differs" not in scored.stdout
+
+    report = fedhen("report", "runs/digits-compare", "--out", "mine", "--target", "simple=10,5", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "10.0 %" in report.stdout and (tmp_path / "mine" / "report.html").is_file()
+
+
+def test_plain_lines_when_the_output_is_no_terminal(tmp_path: Path) -> None:
+    made = fedhen("run", "digits", "--rounds", "2", *TINY, *NARROW[:2], cwd=tmp_path)
+    lines = made.stderr.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("fedhen  round 1/2  simple ") and "s a round" in lines[0] and "left" in lines[0]
+    assert lines[1].startswith("fedhen  round 2/2  simple ")
+    assert "run: runs/digits-fedhen-seed0" in made.stdout
+
+
+def test_every_run_gets_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert main(["run", "digits", "--rounds", "1", *TINY, *NARROW]) == 0
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["digits-fedhen-seed0", "digits-fedhen-seed0-2"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a wrong call prints; it exits with 2."""
+    try:
+        code: object = main(list(arguments))
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fedhen: ") and captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "digit"], "unknown recipe 'digit': did you mean 'digits'? choose from digits"),
+        (["run"], "which recipe? choose from digits"),
+        (
+            ["run", "digits", "--method", "fedhem"],
+            "unknown method 'fedhem': did you mean 'fedhen'? choose from fedhen, noside",
+        ),
+        (["compare", "--methods", "fedhen,nosid"], "unknown method 'nosid': did you mean 'noside'?"),
+        (["compare", "--methods", "fedhen,fedhen"], "name each method once"),
+        (["run", "digits", "--rounds", "0"], "rounds = 0 is too small: it must be at least 1"),
+        (["run", "digits", "--rounds", "ten"], "argument --rounds: invalid int value: 'ten'"),
+        (["run", "digits", "--set", "training.lrr=1"], "unknown setting 'training.lrr': did you mean 'training.lr'?"),
+        (["run", "digits", "--set", "devices.active=21"], "devices.active=21 is more than devices.number=20"),
+        (["run", "digits", "--set", "devices.number=2000"], "1400 training examples cannot be dealt to 2000 devices"),
+        (["run", "digits", "--set", "data.name=digit"], "unknown data set 'digit': did you mean 'digits'?"),
+        (["run", "digits", "--set", "model.family=resnet"], "unknown model family 'resnet'"),
+        (["run", "digits", "--set", "model.exits=[1, 2, 4]"], "model.exits names 3 exits for 2 tiers"),
+        (["run", "digits", "--accelerator", "tpu"], "invalid choice: 'tpu'"),
+        (["run", "digits", "--config", "x.toml"], "--config brings its own recipe: leave out 'digits'"),
+        (["run", "--config", "x.toml"], "cannot read x.toml: No such file or directory"),
+        (["run", "digits", "--split", "iid"], "unrecognized arguments: --split iid"),
+        (["compar"], "invalid choice: 'compar'"),
+        (["report", "nowhere"], "nowhere is not a run folder, and holds none"),
+        (["evaluate", "nowhere"], "nowhere is not a run folder"),
+        (["recipes", "digit"], "unknown recipe 'digit': did you mean 'digits'?"),
+    ],
+)
+def test_wrong_input_gets_one_line_exit_code_2_and_leaves_nothing(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_folders_are_never_overwritten_without_force(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = ["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out"]
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("two years of work")
+    assert "mine is not empty: choose another --out" in refused(capsys, *run, "mine")
+    assert "mine does not hold a run" in refused(capsys, *run, "mine", "--force")
+    assert Path("mine/thesis.txt").read_text() == "two years of work"
+    Path("file").write_text("")
+    assert "cannot write to file" in refused(capsys, *run, "file")
+    assert "cannot write to file/below" in refused(capsys, *run, "file/below")
+    assert main([*run, "fresh"]) == 0
+    capsys.readouterr()
+    before = Path("fresh/summary.json").read_bytes()
+    assert "fresh is not empty" in refused(capsys, *run, "fresh")
+    assert Path("fresh/summary.json").read_bytes() == before
+    assert main([*run, "fresh", "--force", "--seed", "1"]) == 0
+    assert read_run(Path("fresh")).seed == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody without rights")
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    """As the user nobody, below a folder that only root may write to."""
+    tmp_path.chmod(0o755)
+    code = (
+        "import os, sys; os.setgid(65534); os.setuid(65534)\n"
+        "from fedhen.records import prepare_folder; from fedhen.errors import UserError; from pathlib import Path\n"
+        "try: prepare_folder(Path(sys.argv[1]) / 'below')\n"
+        "except UserError as error: print(error)\n"
+    )
+    private = tmp_path / "private"
+    private.mkdir(mode=0o755)
+    for parent in private.parents:
+        if parent != Path("/") and parent.owner() == "root" and parent.stat().st_mode & 0o055 != 0o055:
+            pytest.skip(f"{parent} cannot be entered by others")
+    done = subprocess.run([sys.executable, "-c", code, str(private)], capture_output=True, text=True, check=False)
+    if "ModuleNotFoundError" in done.stderr or "Permission denied" in done.stderr:
+        pytest.skip("the package cannot be read by others")
+    assert "Permission denied; choose another --out" in done.stdout, done.stderr
+    assert list(private.iterdir()) == []
+
+
+def test_a_damaged_run_folder_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out", str(run)]) == 0
+    capsys.readouterr()
+    model = run / "models" / "server-simple.safetensors"
+    model.write_bytes(model.read_bytes()[:100])
+    assert "server-simple.safetensors is damaged" in refused(capsys, "evaluate", str(run))
+    (run / "rounds.jsonl").write_text("{")
+    assert f"{run} is damaged" in refused(capsys, "report", str(run))
+
+
+def test_a_model_that_no_longer_scores_as_recorded_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out", str(run)]) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    summary["final"]["server"]["simple"] = 0.5
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert main(["evaluate", str(run)]) == 1
+    assert "differs" in capsys.readouterr().out
+
+
+def test_recipes_are_listed_and_printed_as_a_config_that_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["recipes"]) == 0
+    assert capsys.readouterr().out.startswith("digits ")
+    assert main(["recipes", "digits"]) == 0
+    config = tmp_path / "mine.toml"
+    config.write_text(capsys.readouterr().out)
+    out = tmp_path / "run"
+    assert main(["run", "--config", str(config), "--rounds", "1", *TINY, *NARROW, "--out", str(out)]) == 0
+    assert read_run(out).config["rounds"] == 1
+
+
+def test_ctrl_c_says_so_and_exits_with_130(tmp_path: Path) -> None:
+    import signal
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedhen", "run", "digits", *TINY], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert "round 1/" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert rest.splitlines()[-1] == "fedhen: stopped"

@@ -1,0 +1,107 @@
+"""One configuration: TOML there and back, and one-line errors at the door."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedhen import toml
+from fedhen.config import Config, from_mapping, settings
+from fedhen.errors import UserError
+from fedhen.recipes import RECIPES, recipe_named
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("comments", [False, True])
+def test_recipes_survive_toml(name: str, comments: bool) -> None:
+    config = recipe_named(name)
+    assert from_mapping(tomllib.loads(toml.to_toml(config, comments=comments))) == config
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    st.floats(1e-300, 1e300),
+    st.lists(st.integers(1, 9), max_size=3),
+)
+def test_any_value_survives_toml(text: str, number: float, numbers: list[int]) -> None:
+    config = from_mapping({"recipe": text, "training": {"lr": number}, "model": {"widths": numbers}})
+    assert from_mapping(tomllib.loads(toml.to_toml(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("training.lrr=0.1", "unknown setting 'training.lrr': did you mean 'training.lr'?"),
+        ("trainin.lr=0.1", "unknown setting 'trainin': did you mean 'training'?"),
+        ("training.lr=fast", "training.lr must be a number, found a string 'fast'"),
+        ("training.lr=0", "training.lr = 0.0 is too small: it must be above 0"),
+        ("training.lr=nan", "training.lr must be a finite number"),
+        ("training.epochs=2.5", "training.epochs must be a whole number"),
+        ("training.epochs=true", "training.epochs must be a whole number"),
+        ("rounds=0", "rounds = 0 is too small: it must be at least 1"),
+        ("devices.active=500", "devices.active=500 is more than devices.number=100"),
+        ("devices.number=1", "devices.active=10 is more than devices.number=1"),
+        ("split.kind=iidd", "unknown value of split.kind 'iidd': did you mean 'iid'?"),
+        ("model.widths=16", "model.widths must be a list, found a whole number"),
+        ("model.exit_mix=half", "model.exit_mix must be a number or 'uniform', found 'half'"),
+        ("model=3", "model must be a table, found a whole number"),
+        ("tiers.simple=0.9", "the shares in tiers add up to 1.4"),
+        ("tiers.simple=-1", "every tier a share above 0"),
+        ("targets.simpel=[90]", "unknown tier in targets 'simpel': did you mean 'simple'?"),
+        ("training.lr", "write section.key=value"),
+        ("=3", "write section.key=value"),
+        ("training.lr.x=3", "training.lr must be a number, found a table"),
+    ],
+)
+def test_wrong_settings_get_one_line_that_names_the_key(assignment: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        toml.with_settings(Config(), [assignment])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_settings_are_toml_values_and_bare_words() -> None:
+    config = toml.with_settings(
+        Config(),
+        ["training.lr=0.05", "split.kind=iid", 'recipe="my run"', "model.widths=[1, 2]", "model.final_norm=true"],
+    )
+    assert config.training.lr == 0.05
+    assert config.recipe == "my run"
+    assert config.model.widths == (1, 2)
+    assert config.model.final_norm is True
+
+
+def test_tiers_are_dealt_to_the_devices_in_order() -> None:
+    """Shares 0.2, 0.3, 0.5 of 10 devices are 2, 3 and 5 of them; of 7 devices the cuts 1.4 and 3.5 round to 1 and 4."""
+    tiers = {"tiers": {"s": 0.2, "m": 0.3, "l": 0.5}}
+    assert from_mapping({**tiers, "devices": {"number": 10}}).tier_sizes() == {"s": 2, "m": 3, "l": 5}
+    assert from_mapping({**tiers, "devices": {"number": 7, "active": 1}}).tier_sizes() == {"s": 1, "m": 3, "l": 3}
+    with pytest.raises(UserError, match="leaves a tier without a device"):
+        from_mapping({**tiers, "devices": {"number": 2, "active": 1}})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rounds = ", "is not TOML"),
+        ("rounds = 'ten'", "rounds must be a whole number, found a string 'ten'"),
+        ("[trainig]\nlr = 1", "unknown setting 'trainig': did you mean 'training'?"),
+        ("\x00", "is not TOML"),
+    ],
+)
+def test_wrong_files_get_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        toml.read_toml(path)
+    assert message in str(error.value)
+    with pytest.raises(UserError, match="cannot read"):
+        toml.read_toml(tmp_path / "missing.toml")
+
+
+def test_every_setting_says_what_it_means() -> None:
+    assert all(item.metadata["doc"] for _, item in settings())
