@@ -100,7 +100,7 @@ def evaluate(
     config = toml.read_toml(_checked(folder))
     data = data or _data_named(config)
     family = family or experiments.family_named(config, data)
-    data = data.to(environment.accelerator(accelerator))
+    data = data.to(environment.accelerator(accelerator, config.runtime))
     modules = {tier: family.build(tier).to(data.x.device) for tier in family.tiers}
     return {
         kind: {

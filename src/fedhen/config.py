@@ -108,6 +108,13 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class RuntimeConfig:
+    """How the machine is used; sums in another order give other last digits, so that it belongs to the record."""
+
+    threads: int = setting(0, "CPU threads in one operation; 0: as many as torch takes", least=0)
+
+
+@dataclass(frozen=True)
 class Config:
     """An experiment."""
 
@@ -125,6 +132,7 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     targets: dict[str, tuple[float, ...]] = setting(
         {}, "target accuracies of each tier in percent, for the reports; a tier without one gets the paper's rule"
     )

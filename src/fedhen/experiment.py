@@ -121,7 +121,7 @@ def assemble(
     accelerator: str = "auto",
 ) -> Experiment:
     """Make a configuration runnable; data, family and method, where not given, are the ones it names."""
-    where = environment.accelerator(accelerator)
+    where = environment.accelerator(accelerator, config.runtime)
     method = method or method_named(config.method)
     data = data or sources.load(config.data.name, config.data.limit)
     if data.shards and len(data.shards) != config.devices.number:

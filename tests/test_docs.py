@@ -1,0 +1,137 @@
+"""The docs tell the truth: every command, setting, record key and method is in them, and the README's example runs.
+
+`python tests/test_docs.py` rewrites the table of settings.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedhen.cli.main import parser
+from fedhen.config import Config, hints, settings
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+CONFIGURATION = ROOT / "docs" / "configuration.md"
+
+
+def settings_table() -> str:
+    """Every key with its default and meaning."""
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for key, item in settings():
+        default: Any = Config()
+        for name in key.split("."):
+            default = getattr(default, name)
+        default = list(default) if isinstance(default, tuple) else default
+        choices = re.findall(r"Literal\[(.*?)\]", str(_hint(key)))
+        allowed = f" ({', '.join(c.strip() for c in choices[0].split(','))})" if choices else ""
+        rows.append(f"| `{key}` | `{json.dumps(default)}` | {item.metadata['doc'].replace('|', '/')}{allowed} |")
+    return "\n".join(rows)
+
+
+def _hint(key: str) -> Any:
+    kind: Any = Config
+    for name in key.split("."):
+        kind = hints(kind)[name]
+    return kind
+
+
+def section(text: str, name: str) -> str:
+    return text.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
+
+
+def test_every_setting_is_in_the_table() -> None:
+    assert section(CONFIGURATION.read_text(), "settings") == settings_table(), "run `python tests/test_docs.py`"
+
+
+def test_every_record_key_is_in_the_table_and_no_other(tmp_path: Path) -> None:
+    from fedhen.cli import main
+
+    small = ["--set", "data.limit=40", "--set", "devices.number=2", "--set", "devices.active=1", "--quiet"]
+    assert main(["run", "digits", "--rounds", "1", *small, "--out", str(tmp_path / "run")]) == 0
+    written = {
+        (name, key)
+        for name in ("rounds.jsonl", "timing.jsonl", "summary.json", "environment.json")
+        for key in json.loads((tmp_path / "run" / name).read_text())
+    }
+    table = section(CONFIGURATION.read_text(), "records")
+    documented = set(re.findall(r"^\| `([\w.]+)` \| `(\w+)` \|", table, flags=re.MULTILINE))
+    assert written == documented
+
+
+def commands() -> list[str]:
+    (actions,) = (a for a in parser()._actions if a.dest == "command")
+    assert actions.choices is not None
+    return list(actions.choices)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_is_documented_and_has_help(command: str) -> None:
+    assert f"fedhen {command}" in README.read_text()
+    shown = subprocess.run(
+        [sys.executable, "-m", "fedhen", command, "--help"], capture_output=True, text=True, check=True
+    )
+    assert f"usage: fedhen {command}" in shown.stdout
+
+
+def python_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+def test_the_readmes_example_has_at_most_twenty_lines_and_runs(tmp_path: Path) -> None:
+    example = python_blocks()[0]
+    assert len([line for line in example.splitlines() if line.strip()]) <= 20
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    accuracies = re.findall(r"(?:simple|complex)\D+([\d.]+)", done.stdout)
+    assert accuracies and all(float(x) > 0.8 for x in accuracies[:2]), done.stdout
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
+def test_the_readmes_other_examples_run_after_it(tmp_path: Path) -> None:
+    for number, block in enumerate(python_blocks()[1:], start=2):
+        done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"example {number}: {done.stderr}"
+
+
+def test_every_module_in_the_tree_of_the_readme_exists_and_none_is_missing() -> None:
+    tree = re.search(r"```text\nsrc/fedhen/\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    assert tree is not None
+    named = set(re.findall(r"^  ([\w/]+(?:\.py)?) ", tree[1], flags=re.MULTILINE))
+    package = ROOT / "src" / "fedhen"
+    present = {p.name for p in package.glob("*.py") if not p.name.startswith("__")}
+    present |= {f"{p.name}/" for p in package.iterdir() if (p / "__init__.py").is_file()}
+    assert named == present
+
+
+def test_links_between_the_docs_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} -> {target}"
+
+
+def test_every_place_in_the_code_that_the_docs_name_exists() -> None:
+    """`file.py`: `name` in paper-to-code.md."""
+    package = ROOT / "src" / "fedhen"
+    for line in (ROOT / "docs" / "paper-to-code.md").read_text().splitlines():
+        for file in re.findall(r"`([\w/]+\.py)`", line):
+            assert (package / file).is_file(), file
+    text = "\n".join(p.read_text() for p in package.rglob("*.py"))
+    for file, name in re.findall(r"`([\w/]+\.py)`: `([\w.]+)`", (ROOT / "docs" / "paper-to-code.md").read_text()):
+        last = name.split(".")[-1]
+        source = (package / file).read_text()
+        assert re.search(rf"(def|class) {last}\b|^\s*{last}\b.*=", source, flags=re.MULTILINE), f"{file}: {name}"
+    assert text
+
+
+if __name__ == "__main__":
+    head, rest = CONFIGURATION.read_text().split("<!-- settings -->\n")
+    _, tail = rest.split("<!-- /settings -->")
+    CONFIGURATION.write_text(f"{head}<!-- settings -->\n{settings_table()}\n<!-- /settings -->{tail}")
