@@ -233,3 +233,17 @@ def test_ctrl_c_says_so_and_exits_with_130(tmp_path: Path) -> None:
     _, rest = process.communicate(timeout=60)
     assert process.returncode == 130
     assert rest.splitlines()[-1] == "fedhen: stopped"
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    """As with `fedhen recipes digits | head -0`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedhen", "recipes", "digits"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == 141

@@ -58,11 +58,11 @@ class Lines(Silent):
         """A line, if it is time for one."""
         pace = self.paces[name]
         pace.take(record, timing)
-        last = record["round"] == pace.rounds
-        if record["round"] == 1 or last or time.monotonic() - self.shown >= SECONDS_BETWEEN_LINES:
+        ends = record["round"] in (1, pace.rounds)
+        if ends or time.monotonic() - self.shown >= SECONDS_BETWEEN_LINES:
             self.shown = time.monotonic()
-            parts = [f"round {record['round']}/{pace.rounds}", pace.accuracies, pace.speed, "" if last else pace.left]
-            print(f"{name:{self.width}}  " + "  ".join(p for p in parts if p), file=sys.stderr, flush=True)
+            parts = [f"round {record['round']}/{pace.rounds}", pace.accuracies, pace.speed, pace.left]
+            print(f"{name:{self.width}}  " + "  ".join(part for part in parts if part), file=sys.stderr, flush=True)
 
 
 class Bars:
@@ -73,7 +73,7 @@ class Bars:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         fields = [TextColumn(f"{{task.fields[{field}]}}") for field in ("accuracies", "speed", "left")]
-        columns = [TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), *fields]
+        columns = [TextColumn("{task.description}"), BarColumn(bar_width=10), MofNCompleteColumn(), *fields]
         self.progress = Progress(*columns, console=Console(stderr=True))
         self.paces = {name: Pace(rounds) for name in names}
         self.tasks = {
@@ -130,8 +130,14 @@ class Pace:
 
     @property
     def left(self) -> str:
-        """Time left."""
-        seconds = round(self.seconds / self.played * (self.rounds - self.done))
-        if seconds >= 3600:
-            return f"{seconds // 3600} h {seconds % 3600 // 60:02} min left"
-        return f"{seconds // 60} min {seconds % 60:02} s left" if seconds >= 60 else f"{seconds} s left"
+        """Time left, or time taken once the run is done."""
+        if self.done == self.rounds:
+            return f"took {_duration(self.seconds)}"
+        return f"{_duration(self.seconds / self.played * (self.rounds - self.done))} left"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"

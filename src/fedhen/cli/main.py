@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -48,10 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         code: int = options.run(options)
+        sys.stdout.flush()
         return code
     except UserError as error:
         print(f"fedhen: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # The reader of our output went away, as `| head` does; what is left to flush goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print("fedhen: stopped", file=sys.stderr)
         return 130

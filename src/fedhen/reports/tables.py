@@ -80,7 +80,7 @@ def _cost_notes(comparison: Comparison, targets: Mapping[str, TierTargets], grou
         )
     if any(text.startswith(">") for text in cells):
         notes.append(
-            "> marks a lower bound: some run of another method ended short of the target, and counts with all that it "
+            "A “>” marks a lower bound: some run of another method ended short of the target, and counts with all that it "
             "had spent by then."
         )
     if "–" in cells:
