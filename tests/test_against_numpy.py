@@ -8,7 +8,7 @@ import torch
 
 import numpy_reference as reference
 from families import two_exits
-from fedhen import config as configuration
+from fedhen import schema
 from fedhen.data.batches import visits
 from fedhen.data.dataset import Data
 from fedhen.experiment import Experiment, assemble
@@ -40,9 +40,7 @@ def experiment(method: str, data: Data, **training: float) -> Experiment:
         "training": {"epochs": 3, "batch_size": 4, "lr": 0.2, "weight_decay": 0.01, "clip": 1.0, **training},
         "evaluation": {"every": 1},
     }
-    return assemble(
-        configuration.from_mapping(settings), data=data, family=two_exits(INPUTS, CLASSES), accelerator="cpu"
-    )
+    return assemble(schema.from_mapping(settings), data=data, family=two_exits(INPUTS, CLASSES), accelerator="cpu")
 
 
 def expected_rounds(run: Experiment, data: Data, active: list[list[int]]) -> list[reference.Round]:

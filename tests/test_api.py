@@ -78,7 +78,7 @@ def test_models_come_back_as_they_were_scored(method: str, exits: int, tmp_path:
     for kind in ("server", "devices"):
         for tier in ("simple", "complex"):
             for module in (run.model(tier, kind), fedhen.load(tmp_path / "run", tier, kind, family=transformers())):
-                logits = module(data.x_test)
+                logits = module(data.x_test.float())
                 assert len(logits) == (1 if tier == "simple" else exits)
                 right = (logits[-1].argmax(1) == data.y_test).float().mean().item()
                 assert right == pytest.approx(run.accuracy[kind][tier])
@@ -100,8 +100,10 @@ def test_one_data_set_per_device() -> None:
 
 def test_a_run_from_python_is_not_repeated_without_its_family(tmp_path: Path) -> None:
     fedhen.train(transformers(), fedhen.arrays(*blobs(), *blobs(1)), out=tmp_path / "r", accelerator="cpu", **SETTINGS)
-    with pytest.raises(UserError, match="the data of this run was given in Python"):
+    with pytest.raises(UserError, match="the model family of this run was given in Python"):
         fedhen.load(tmp_path / "r", "simple")
+    with pytest.raises(UserError, match="the data of this run was given in Python"):
+        fedhen.evaluate(tmp_path / "r", family=transformers())
     with pytest.raises(UserError, match="does not fit tier 'simple'"):
         fedhen.load(tmp_path / "r", "simple", family=two_exits())
     with pytest.raises(UserError, match="unknown tier 'simpel': did you mean 'simple'"):
@@ -153,9 +155,9 @@ def test_bad_data_is_refused_at_the_door(make: object, message: str) -> None:
     ("settings", "message"),
     [
         ({"devices": {"number": 3, "active": 1}}, "devices.number=3, but data is given for 2 devices"),
-        ({"tiers": {"small": 1.0}}, "tiers names small, but the family has simple, complex"),
+        ({"tiers": {"small": 1.0}}, "tiers names small, but the family has, in this order, simple, complex"),
         ({"rouns": 3}, "unknown setting 'rouns': did you mean 'rounds'"),
-        ({"devices": {"active": 2}, "method": "fedavg"}, "unknown method 'fedavg'"),
+        ({"devices": {"active": 2}, "method": "fedhem"}, "unknown method 'fedhem': did you mean 'fedhen'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, object], message: str) -> None:

@@ -53,16 +53,18 @@ def test_compare_run_report_evaluate(tmp_path: Path) -> None:
         assert run.method == method and len(run.rounds) == 2
         assert run.summary is not None and run.summary["final"] == run.rounds[-1]["accuracy"]
 
-    again = fedhen("run", "--config", str(folder / "noside" / "config.toml"), "--quiet", cwd=tmp_path)
+    again = fedhen(
+        "run", "--config", str(folder / "decouple" / "config.toml"), "--quiet", cwd=tmp_path, PYTHONHASHSEED="1"
+    )
     assert again.returncode == 0, again.stderr
-    repeated = tmp_path / "runs" / "digits-noside-seed0"
+    repeated = tmp_path / "runs" / "digits-decouple-seed0"
     for name in (
         "rounds.jsonl",
         "config.toml",
         "models/server-complex.safetensors",
         "models/devices-simple.safetensors",
     ):
-        assert (repeated / name).read_bytes() == (folder / "noside" / name).read_bytes(), name
+        assert (repeated / name).read_bytes() == (folder / "decouple" / name).read_bytes(), name
 
     scored = fedhen("evaluate", "runs/digits-compare/decouple", cwd=tmp_path)
     assert scored.returncode == 0, scored.stdout
@@ -120,10 +122,25 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["run", "digits", "--set", "devices.number=2000"], "1400 training examples cannot be dealt to 2000 devices"),
         (["run", "digits", "--set", "data.name=digit"], "unknown data set 'digit': did you mean 'digits'?"),
         (["run", "digits", "--set", "model.family=resnet"], "unknown model family 'resnet'"),
-        (["run", "digits", "--set", "model.exits=[1, 2, 4]"], "model.exits names 3 exits for 2 tiers"),
+        (["run", "digits", "--set", "model.exits=[2, 4]"], "model.exits must be a table, found a list"),
+        (["run", "digits", "--set", "tiers.middle=0.5"], "the shares in tiers add up to 1.5"),
         (["run", "digits", "--accelerator", "tpu"], "invalid choice: 'tpu'"),
         (["run", "digits", "--config", "x.toml"], "--config brings its own recipe: leave out 'digits'"),
         (["run", "--config", "x.toml"], "cannot read x.toml: No such file or directory"),
+        (["run", "digits", "--seeds", "0,x"], "--seeds '0,x': write whole numbers with commas, like 0,1,2"),
+        (["run", "digits", "--seeds", "1,1"], "name each seed once"),
+        (["run", "digits", "--seeds", "1", "--seed", "1"], "not allowed with argument"),
+        (
+            ["run", "cifar10-iid", "--data-dir", "nowhere"],
+            "data_batch_1.bin is missing: get it with `fedhen data fetch cifar10`",
+        ),
+        (["run", "digits", "--data", "nowhere"], "nowhere"),
+        (["centralised", "digits", "--tier", "simpel"], "unknown tier 'simpel': did you mean 'simple'?"),
+        (["centralised", "digits"], "the following arguments are required: --tier"),
+        (
+            ["centralised", "digits", "--tier", "simple", "--fraction", "2"],
+            "--fraction 2: it must be above 0 and at most 1",
+        ),
         (["run", "digits", "--split", "iid"], "unrecognized arguments: --split iid"),
         (["compar"], "invalid choice: 'compar'"),
         (["report", "nowhere"], "nowhere is not a run folder, and holds none"),
@@ -165,26 +182,49 @@ def test_output_folders_are_never_overwritten_without_force(
     assert read_run(Path("fresh")).seed == 1
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody without rights")
-def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
-    """As the user nobody, below a folder that only root may write to."""
-    tmp_path.chmod(0o755)
-    code = (
-        "import os, sys; os.setgid(65534); os.setuid(65534)\n"
-        "from fedhen.records import prepare_folder; from fedhen.errors import UserError; from pathlib import Path\n"
-        "try: prepare_folder(Path(sys.argv[1]) / 'below')\n"
-        "except UserError as error: print(error)\n"
-    )
-    private = tmp_path / "private"
-    private.mkdir(mode=0o755)
-    for parent in private.parents:
-        if parent != Path("/") and parent.owner() == "root" and parent.stat().st_mode & 0o055 != 0o055:
-            pytest.skip(f"{parent} cannot be entered by others")
-    done = subprocess.run([sys.executable, "-c", code, str(private)], capture_output=True, text=True, check=False)
-    if "ModuleNotFoundError" in done.stderr or "Permission denied" in done.stderr:
-        pytest.skip("the package cannot be read by others")
-    assert "Permission denied; choose another --out" in done.stdout, done.stderr
-    assert list(private.iterdir()) == []
+def test_a_refused_comparison_changes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a folder made before the refusal nor a run deleted before it."""
+    monkeypatch.chdir(tmp_path)
+    compare = ["compare", "--rounds", "1", *TINY, *NARROW, "--methods", "fedhen,noside", "--out", "out"]
+    assert main(compare) == 0
+    capsys.readouterr()
+    Path("out/noside/config.toml").rename("out/noside/thesis.txt")
+    before = sorted(p for p in Path("out").rglob("*"))
+    assert "out is not empty" in refused(capsys, *compare)
+    assert "out/noside does not hold a run" in refused(capsys, *compare, "--force")
+    assert sorted(p for p in Path("out").rglob("*")) == before
+
+
+def test_two_comparisons_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedhen", "compare", "--rounds", "1", *TINY, *NARROW]
+    processes = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["digits-compare", "digits-compare-2"]
+
+
+def test_several_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run for each seed, the same as that seed alone; tables give n, and curves a band."""
+    monkeypatch.chdir(tmp_path)
+    small = ["--rounds", "1", *TINY, *NARROW]
+    assert main(["compare", "--seeds", "3,5", "--methods", "fedhen,noside", *small]) == 0
+    assert "fedhen (n = 2)" in capsys.readouterr().out
+    folder = tmp_path / "runs" / "digits-compare"
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir())
+    assert names == ["fedhen-seed3", "fedhen-seed5", "noside-seed3", "noside-seed5"]
+    assert main(["run", "digits", "--method", "noside", "--seed", "5", *small]) == 0
+    alone = tmp_path / "runs" / "digits-noside-seed5"
+    assert (alone / "rounds.jsonl").read_bytes() == (folder / "noside-seed5" / "rounds.jsonl").read_bytes()
+    assert main(["run", "digits", "--seeds", "0,1", *small, "--out", "two"]) == 0
+    assert sorted(p.name for p in Path("two").iterdir()) == ["seed0", "seed1"]
+
+
+def test_an_unwritable_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Below /sys not even root may make a folder."""
+    run = ["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out"]
+    message = refused(capsys, *run, "/sys/fedhen")
+    assert "cannot write to /sys/fedhen: " in message and message.endswith("; choose another --out\n")
 
 
 def test_a_damaged_run_folder_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedhen import toml
-from fedhen.config import Config, from_mapping, settings
+from fedhen.config import Config
 from fedhen.errors import UserError
-from fedhen.recipes import RECIPES, recipe_named
+from fedhen.recipes import RECIPES, config_file, recipe_named
+from fedhen.schema import from_mapping, settings
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -28,7 +31,7 @@ def test_recipes_survive_toml(name: str, comments: bool) -> None:
     st.lists(st.integers(1, 9), max_size=3),
 )
 def test_any_value_survives_toml(text: str, number: float, numbers: list[int]) -> None:
-    config = from_mapping({"recipe": text, "training": {"lr": number}, "model": {"widths": numbers}})
+    config = from_mapping({"data": {"name": text}, "training": {"lr": number}, "model": {"widths": numbers}})
     assert from_mapping(tomllib.loads(toml.to_toml(config))) == config
 
 
@@ -55,6 +58,11 @@ def test_any_value_survives_toml(text: str, number: float, numbers: list[int]) -
         ("training.lr", "write section.key=value"),
         ("=3", "write section.key=value"),
         ("training.lr.x=3", "training.lr must be a number, found a table"),
+        ("lr=0.1", "unknown setting 'lr': did you mean 'training.lr'?"),
+        ("recipe=../evil", "'../evil' cannot be a name here"),
+        ('tiers={"a/b"=1.0}', "'a/b' cannot be a name here"),
+        ("targets.simple=[0.9, 120]", "targets.simple must be percents"),
+        ("data.fraction=1.5", "data.fraction = 1.5 is too large: it must be at most 1"),
     ],
 )
 def test_wrong_settings_get_one_line_that_names_the_key(assignment: str, message: str) -> None:
@@ -67,12 +75,34 @@ def test_wrong_settings_get_one_line_that_names_the_key(assignment: str, message
 def test_settings_are_toml_values_and_bare_words() -> None:
     config = toml.with_settings(
         Config(),
-        ["training.lr=0.05", "split.kind=iid", 'recipe="my run"', "model.widths=[1, 2]", "model.final_norm=true"],
+        ["training.lr=0.05", "split.kind=iid", 'data.name="my data"', "model.widths=[1, 2]", "model.final_norm=true"],
     )
     assert config.training.lr == 0.05
-    assert config.recipe == "my run"
+    assert config.data.name == "my data"
     assert config.model.widths == (1, 2)
     assert config.model.final_norm is True
+
+
+def test_a_table_given_whole_replaces_and_a_key_of_it_changes() -> None:
+    assert toml.with_settings(Config(), ["tiers={only=1.0}"]).tiers == {"only": 1.0}
+    changed = toml.with_settings(Config(), ["tiers.simple=0.2", "tiers.complex=0.8", "model.exits.simple=1"])
+    assert changed.tiers == {"simple": 0.2, "complex": 0.8}
+    assert changed.model.exits == {"simple": 1, "complex": 4}
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    values = {"lr": np.float64(0.05), "epochs": np.int64(2), "clip": np.float32(0.5)}
+    config = from_mapping({"training": values})
+    assert (config.training.lr, config.training.epochs, config.training.clip) == (0.05, 2, 0.5)
+    assert from_mapping(tomllib.loads(toml.to_toml(config))) == config
+
+
+def test_a_config_file_starts_from_the_recipe_that_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('recipe = "digits"\nmethod = "noside"\n[training]\nlr = 0.05\n')
+    expected = dataclasses.replace(recipe_named("digits"), method="noside")
+    expected = toml.with_settings(expected, ["training.lr=0.05"])
+    assert config_file(path) == expected
 
 
 def test_tiers_are_dealt_to_the_devices_in_order() -> None:

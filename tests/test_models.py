@@ -29,9 +29,9 @@ def conv(i: int, o: int, k: int) -> int:
     [(10, 695_371, 11_191_637, 11_171_146), (100, 879_781, 11_422_217, 11_217_316)],
 )
 def test_parameter_counts_of_the_paper(classes: int, simple: int, complex_: int, without_exit: int) -> None:
-    family = preact_resnet(TIERS, Shape(classes=classes))
+    family = preact_resnet(Shape(classes=classes))
     assert [parameters(family.build(tier)) for tier in TIERS] == [simple, complex_]
-    held = holdings(family, DECOUPLE, torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long))
+    held = holdings(family, TIERS, DECOUPLE, (torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)))
     weights = weights_of(family.build("complex"))
     assert sum(weights[name].numel() for name in held["complex"].shapes) == without_exit
 
@@ -39,9 +39,16 @@ def test_parameter_counts_of_the_paper(classes: int, simple: int, complex_: int,
 def test_parameter_count_by_hand() -> None:
     """Widths 4 and 6 on 1 channel, one block a stage, the second with stride 2; exit at stage 1, pooled to 2×2."""
     shape = Shape(
-        channels=1, size=8, classes=3, widths=(4, 6), blocks=(1, 1), strides=(1, 2), exits=(1, 2), exit_pool=2
+        channels=1,
+        size=8,
+        classes=3,
+        widths=(4, 6),
+        blocks=(1, 1),
+        strides=(1, 2),
+        exits={"simple": 1, "complex": 2},
+        exit_pool=2,
     )
-    family = preact_resnet(TIERS, shape)
+    family = preact_resnet(shape)
     stem = conv(1, 4, 3)
     first = (2 * 4 + conv(4, 4, 3)) * 2
     exit_ = 1 + (4 * 2 * 2 * 3 + 3)
@@ -53,9 +60,15 @@ def test_parameter_count_by_hand() -> None:
 def test_exits_come_shallowest_first_and_agree_between_tiers() -> None:
     """With the same weights, the simple model's logits are the complex model's first exit."""
     shape = Shape(
-        channels=1, size=8, widths=(4, 6, 8, 8), blocks=(1,) * 4, strides=(1, 2, 2, 1), exits=(1, 2, 4), exit_pool=1
+        channels=1,
+        size=8,
+        widths=(4, 6, 8, 8),
+        blocks=(1,) * 4,
+        strides=(1, 2, 2, 1),
+        exits={"a": 1, "b": 2, "c": 4},
+        exit_pool=1,
     )
-    family = preact_resnet(("a", "b", "c"), shape)
+    family = preact_resnet(shape)
     modules = {tier: family.build(tier) for tier in family.tiers}
     weights = family.initial(0)
     for module in modules.values():
@@ -92,7 +105,7 @@ def test_who_holds_which_exit() -> None:
         (NOSIDE, ("simple", "complex"), own | exit_, own),
         (DECOUPLE, ("complex",), own, own),
     ):
-        found = holdings(family, method, sample, labels)
+        found = holdings(family, TIERS, method, (sample, labels))
         assert found["complex"].exits == exits
         assert set(found["complex"].shapes) == held
         assert found["complex"].trained == trained
@@ -146,17 +159,19 @@ def test_a_family_that_breaks_the_contract_is_refused_in_one_line(
 def test_buffers_are_averaged_where_the_user_allows_it() -> None:
     builds = {"simple": lambda: Net(norm=True), "complex": lambda: Net(norm=True, exits=2)}
     Family(builds, average_buffers=True).check(torch.zeros(2, 2), 4)
-    held = holdings(Family(builds, average_buffers=True), FEDHEN, torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))
+    held = holdings(
+        Family(builds, average_buffers=True), TIERS, FEDHEN, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))
+    )
     assert "norm.running_mean" in held["simple"].shapes
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"exits": (2, 3)}, "end with 4"),
-        ({"exits": (4, 2)}, "rising order"),
+        ({"exits": {"simple": 2, "complex": 3}}, "end with 4"),
+        ({"exits": {"simple": 4, "complex": 2}}, "rising order"),
         ({"blocks": (1, 1)}, "one value a stage"),
-        ({"exit_pool": 32}, "exceeds stage 2's 16×16 output"),
+        ({"exit_pool": 32}, "does not divide stage 2's 16×16 output"),
         ({"groups": 0}, "at least 1"),
     ],
 )
@@ -170,3 +185,104 @@ def test_a_narrow_layer_gets_as_many_groups_as_divide_it() -> None:
 
     assert group_norm(32, 48).num_groups == 16
     assert group_norm(2, 5).num_groups == 1
+
+
+def test_a_block_written_out() -> None:
+    """Pre-activation: out = conv2(relu(norm2(conv1(a)))) + shortcut(a) with a = relu(norm1(x)), every norm by hand."""
+    from fedhen.models.preact_resnet import Block
+
+    torch.manual_seed(0)
+    block, x = Block(4, 6, stride=2, groups=2).double(), torch.randn(3, 4, 5, 5, dtype=torch.float64)
+    for norm in (block.norm1, block.norm2):
+        torch.nn.init.normal_(norm.weight)
+        torch.nn.init.normal_(norm.bias)
+
+    def normalised(x: Tensor, norm: nn.GroupNorm) -> Tensor:
+        """Two groups of channels, each centred and scaled over channels and pixels, eps 1e-5 under the root."""
+        n, c, h, w = x.shape
+        grouped = x.reshape(n, 2, -1)
+        centred = grouped - grouped.mean(2, keepdim=True)
+        scaled = centred / (centred.square().mean(2, keepdim=True) + 1e-5).sqrt()
+        return scaled.reshape(n, c, h, w) * norm.weight.view(1, -1, 1, 1) + norm.bias.view(1, -1, 1, 1)
+
+    assert block.shortcut is not None
+    active = normalised(x, block.norm1).clamp(min=0)
+    inner = torch.nn.functional.conv2d(active, block.conv1.weight, stride=2, padding=1)
+    inner = normalised(inner, block.norm2).clamp(min=0)
+    expected = torch.nn.functional.conv2d(inner, block.conv2.weight, padding=1)
+    expected = expected + torch.nn.functional.conv2d(active, block.shortcut.weight, stride=2)
+    torch.testing.assert_close(block(x), expected, rtol=1e-10, atol=1e-12)
+    same = Block(4, 4, stride=1, groups=2).double()
+    assert same.shortcut is None
+    torch.nn.init.zeros_(same.conv2.weight)
+    assert torch.equal(same(x), x), "without a change of shape the shortcut is the raw input"
+
+
+def test_a_final_norm_is_there_if_asked_for() -> None:
+    """A norm of 512 channels has 1,024 parameters; its ReLU keeps negative features from the mean."""
+    plain, normed = (preact_resnet(Shape(final_norm=f)).build("complex") for f in (False, True))
+    assert parameters(normed) - parameters(plain) == 2 * 512
+
+
+def test_digits_models() -> None:
+    from fedhen.experiment import assemble
+    from fedhen.recipes import recipe_named
+
+    run = assemble(recipe_named("digits"), accelerator="cpu")
+    assert run.parameters() == {"simple": 19_579, "complex": 308_165}
+    assert len(run.data.y) == 1400 and len(run.data.y_test) == 360
+    assert {len(shard) for shard in run.data.shards} == {70}
+
+
+def test_the_embedded_digits() -> None:
+    """1,797 images of 8×8 with values 0 to 16; the first is a 0 whose first row is 0 0 5 13 9 1 0 0."""
+    from fedhen.data.sources import digits
+
+    data = digits()
+    assert len(data.y) == 1437 and len(data.y_test) == 360
+    assert data.y[:10].tolist() == list(range(10))
+    assert data.x[0, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
+    torch.testing.assert_close(data.inputs(data.x[:1])[0, 0, 0, 3], torch.tensor(13 / 16))
+    assert int(data.x.max()) == 16
+
+
+class Backwards(Net):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return super().forward(x)[::-1]
+
+
+def test_exits_in_the_wrong_order_are_refused() -> None:
+    family = Family({"simple": lambda: Net(), "complex": lambda: Backwards(exits=2)})
+    with pytest.raises(
+        UserError, match="exit 1 of tier 'simple' and of tier 'complex' differ: exits must come shallowest"
+    ):
+        family.check(torch.randn(2, 2), 4)
+
+
+def test_a_module_that_fails_is_named() -> None:
+    with pytest.raises(
+        UserError, match=r"the module of tier 'simple' fails on two inputs of shape \(3,\) and type float32"
+    ):
+        Family({"simple": lambda: Net(), "complex": lambda: Net(exits=2)}).check(torch.zeros(2, 3), 4)
+
+
+def test_pools_must_hold_every_tier_once() -> None:
+    from fedhen import Method
+    from fedhen.algorithm.objectives import last_exit
+
+    sample = torch.zeros(2, 6, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
+    lost = Method("lost", last_exit, lambda tiers: [(tiers[0],)])
+    with pytest.raises(UserError, match="method 'lost' must put every tier into exactly one pool"):
+        holdings(two_exits(), TIERS, lost, sample)
+    backwards = Method("backwards", last_exit, lambda tiers: [tuple(reversed(tiers))])
+    assert holdings(two_exits(), TIERS, backwards, sample) == holdings(two_exits(), TIERS, NOSIDE, sample)
+
+
+def test_statistics_that_may_be_averaged_count_as_trained() -> None:
+    """Under NoSide, `server.untrained = skip` leaves out the exit, not the running means of the layers below."""
+    family = Family(
+        {"simple": lambda: Net(norm=True), "complex": lambda: Net(norm=True, exits=2)}, average_buffers=True
+    )
+    held = holdings(family, TIERS, NOSIDE, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)))
+    assert "norm.running_mean" in held["complex"].trained
+    assert "heads.0.weight" not in held["complex"].trained

@@ -13,15 +13,17 @@ import pytest
 import torch
 
 from families import two_exits
-from fedhen import config as configuration
+from fedhen import Family, schema, toml
 from fedhen.algorithm.merging import Server, Update
-from fedhen.algorithm.methods import FEDHEN
-from fedhen.config import Config, DevicesConfig, ServerConfig
+from fedhen.algorithm.methods import FEDHEN, NOSIDE
+from fedhen.config import Config, DevicesConfig, ServerConfig, TrainingConfig
+from fedhen.data.batches import visits
 from fedhen.data.dataset import Data
 from fedhen.experiment import Experiment, assemble, play_into
+from fedhen.local_training import learning_rate
 from fedhen.params import Weights
-from fedhen.rounds import rounds, sampling
-from fedhen.runtimes.plain import PlainDevices
+from fedhen.recipes import recipe_named
+from fedhen.rounds import Devices, rounds, sampling
 
 
 def data() -> Data:
@@ -39,7 +41,7 @@ def config(method: str = "fedhen", **settings: object) -> Config:
         "training": {"epochs": 1, "batch_size": 4},
         "evaluation": {"every": 2},
     }
-    return configuration.from_mapping({**base, **settings})
+    return schema.from_mapping({**base, **settings})
 
 
 def experiment(method: str = "fedhen", **settings: object) -> Experiment:
@@ -85,7 +87,7 @@ def test_the_distance_is_zero_by_construction_only_where_weights_are_shared() ->
 class Reversed:
     """The same devices, trained in the opposite order."""
 
-    def __init__(self, devices: PlainDevices) -> None:
+    def __init__(self, devices: Devices) -> None:
         self.devices = devices
 
     def train(self, round_number: int, server: Server, active: Sequence[int]) -> Iterator[Update]:
@@ -128,25 +130,6 @@ def test_a_round_without_devices_changes_nothing() -> None:
     assert all(torch.equal(only.server["complex"][n], t) for n, t in run.server["complex"].items())
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_device_with_a_weight_that_is_no_number_is_left_out_of_that_round(bad: float) -> None:
-    """Its data makes every gradient bad. The result is as if it had not been active, and its old row stays."""
-    poisoned = data()
-    run = assemble(config(), data=poisoned, family=two_exits(), accelerator="cpu")
-    victim = 3
-    shard = run.data.shards[victim]
-    run.data.x[shard] = bad
-    without, with_it = (
-        next(rounds(run.server, FEDHEN, run.devices, lambda _, a=active: a, rule=ServerConfig(), numbers=[1]))  # type: ignore[misc]
-        for active in ([0, 6], [0, victim, 6])
-    )
-    assert with_it.dropped == [victim] and without.dropped == []
-    assert [u.device for u in with_it.updates] == [0, 6]
-    assert with_it.loss == without.loss
-    for name, tensor in without.server["complex"].items():
-        assert torch.equal(with_it.server["complex"][name], tensor)
-
-
 def test_a_record_holds_what_the_docs_promise(tmp_path: Path) -> None:
     """Bytes: simple holds body 6·5 + 5 and exit 5·3 + 3 = 53 doubles, complex 24 + 15 more, 8 bytes each."""
     run = experiment()
@@ -167,7 +150,7 @@ def test_the_learning_rate_decays_from_round_to_round() -> None:
     """With decay 0.5 the third round's rate is a quarter: a run of rate 0.1 / 4 without decay trains device 0 alike."""
     decayed = experiment(training={"epochs": 1, "batch_size": 4, "lr": 0.1, "lr_decay": 0.5})
     quarter = experiment(training={"epochs": 1, "batch_size": 4, "lr": 0.025})
-    a, b = (run.devices.train_one(3, 0, run.server["simple"]) for run in (decayed, quarter))
+    a, b = (next(run.devices.train(3, run.server, [0])) for run in (decayed, quarter))
     assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
 
 
@@ -176,24 +159,169 @@ def test_the_last_round_is_always_evaluated() -> None:
     assert ["accuracy" in step.record for step in run.play()] == [False, True, True]
 
 
-def test_dropout_is_addressed_too() -> None:
-    """A model with its own randomness trains to the same bytes twice, and differently on another device's address."""
+class Noisy(torch.nn.Module):
+    """Drops half of its inputs, and counts its batches in a buffer that it does not save."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = two_exits().build("simple")
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self.count += self.training
+        return list(self.inner(torch.nn.functional.dropout(x, 0.5, self.training) * (1 + self.count)))
+
+
+def test_a_models_own_randomness_and_state_depend_on_round_and_device_alone() -> None:
+    """Device 0 trains to the same bytes whatever was drawn or trained before; a device with its images differs."""
+    one = replace(config(), tiers={"only": 1.0}, split=replace(config().split, kind="iid"))
+    noisy = assemble(one, data=data(), family=Family({"only": Noisy}), accelerator="cpu")
+    noisy.data.shards[1][:] = noisy.data.shards[0]
+
+    def trained(number: int, active: list[int], device: int) -> Weights:
+        torch.manual_seed(number + device)
+        updates = {u.device: u.weights for u in noisy.devices.train(number, noisy.server, active)}
+        return updates[device]
+
+    first = trained(1, [0], 0)
+    assert all(torch.equal(first[n], trained(1, [5, 1, 0], 0)[n]) for n in first)
+    other_round, other_device = trained(2, [0], 0), trained(1, [1], 1)
+    assert any(not torch.equal(first[n], other_round[n]) for n in first)
+    assert any(not torch.equal(first[n], other_device[n]) for n in first)
+
+
+def test_dropout_has_its_own_address() -> None:
+    """With one image in one batch order cannot matter: two devices with the same image still drop different inputs."""
+    x, y = torch.ones(2, 6, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
+    shards = (np.array([0]), np.array([0]))
+    one = replace(config(), tiers={"only": 1.0}, devices=DevicesConfig(number=2, active=2))
+    noisy = assemble(one, data=Data(x, y, x, y, 3, shards), family=Family({"only": Noisy}), accelerator="cpu")
+    results = [u.weights for t in (1, 2) for u in noisy.devices.train(t, noisy.server, [0, 1])]
+    assert len({tuple(w["inner.body.weight"].flatten().tolist()) for w in results}) == 4
+
+
+class Poisoned:
+    """The same devices, one of which sends a single bad number."""
+
+    def __init__(self, devices: Devices, victim: int, bad: float) -> None:
+        self.devices, self.victim, self.bad = devices, victim, bad
+
+    def train(self, round_number: int, server: Server, active: Sequence[int]) -> Iterator[Update]:
+        for update in self.devices.train(round_number, server, active):
+            if update.device == self.victim:
+                update.weights["body.bias"][0] = self.bad
+            yield update
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_bad_number_drops_its_device(bad: float) -> None:
     run = experiment()
+    devices = Poisoned(run.devices, 3, bad)
+    (done,) = rounds(run.server, FEDHEN, devices, lambda _: [0, 3, 6], rule=ServerConfig(), numbers=[1])
+    (without,) = rounds(run.server, FEDHEN, run.devices, lambda _: [0, 6], rule=ServerConfig(), numbers=[1])
+    assert done.dropped == [3] and [u.device for u in done.updates] == [0, 6]
+    assert all(torch.equal(done.server["complex"][n], t) for n, t in without.server["complex"].items())
 
-    class Noisy(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = two_exits().build("simple")
 
-        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-            return list(self.inner(torch.nn.functional.dropout(x, 0.5, self.training)))
+def test_a_loss_that_is_not_finite_is_recorded_as_none() -> None:
+    """The weights may be finite all the same, as where a model masks a class with −∞."""
+    run = experiment()
+    (done,) = rounds(run.server, FEDHEN, run.devices, lambda _: [0], rule=ServerConfig(), numbers=[1])
+    assert replace(done, updates=[replace(done.updates[0], loss=math.inf)]).loss is None
 
-    from fedhen import Family
 
-    one = replace(config(), tiers={"only": 1.0})
-    results: list[Weights] = []
-    for _ in range(2):
-        noisy = assemble(one, data=run.data, family=Family({"only": Noisy}), accelerator="cpu")
-        torch.manual_seed(len(results))  # what was drawn elsewhere must not matter
-        results.append(noisy.devices.train_one(1, 0, noisy.server["only"]).weights)
-    assert all(torch.equal(results[0][n], results[1][n]) for n in results[0])
+def first_update(method: str = "fedhen", active: int = 0, **settings: object) -> Update:
+    run = experiment(method, **settings)
+    return next(run.devices.train(1, run.server, [active]))
+
+
+def differs(a: Update, b: Update) -> bool:
+    return any(not torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"momentum": 0.9},
+        {"last_batch": "drop"},
+        {"weight_decay": 0.5},
+        {"clip": 0.01},
+        {"epochs": 2},
+        {"batch_size": 3},
+    ],
+)
+def test_every_setting_of_local_training_reaches_the_device(training: dict[str, object]) -> None:
+    """8 images in batches of 5: the last is short."""
+    base: dict[str, object] = {"epochs": 1, "batch_size": 5}
+    assert differs(first_update(training=base), first_update(training={**base, **training}))
+
+
+def test_momentum_by_hand() -> None:
+    """Two steps of SGD with momentum m: the second moves by lr · (m · g₁ + g₂), gradients taken here one by one."""
+    settings = {"epochs": 1, "batch_size": 4, "momentum": 0.9, "weight_decay": 0.0, "clip": 1e9, "lr": 0.1}
+    run = experiment(training=settings)
+    found = next(run.devices.train(1, run.server, [0])).weights
+    plan = visits(run.data.shards[0], 1, 4, False, (0, 1, 0))
+    module = two_exits().build("simple")
+    module.load_state_dict(run.server["simple"])
+    velocity = [torch.zeros_like(p) for p in module.parameters()]
+    for part in plan.batches():
+        index = torch.from_numpy(plan.examples[part])
+        loss = torch.nn.functional.cross_entropy(module(run.data.x[index])[0], run.data.y[index])
+        for p, v, g in zip(
+            module.parameters(), velocity, torch.autograd.grad(loss, list(module.parameters())), strict=True
+        ):
+            v.mul_(0.9).add_(g)
+            p.data.sub_(0.1 * v)
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-14)
+
+
+def test_an_update_says_how_many_images_and_which_weights_it_stands_for() -> None:
+    """80 images on 10 devices are 8 each; NoSide's complex devices do not train the exit."""
+    assert first_update().samples == 8
+    assert {n for n in first_update("noside", 7).weights if n not in first_update("noside", 7).trained} == {
+        "exit.weight",
+        "exit.bias",
+    }
+    assert first_update("fedhen", 7).trained == first_update("fedhen", 7).weights.keys()
+
+
+def test_nosides_exit_averaged_over_simple_devices_only() -> None:
+    """With `server.untrained = skip` the server's exit is the mean of the simple devices' exits, 2 of the 3 active."""
+    run = experiment("noside", server={"untrained": "skip"})
+    (done,) = rounds(run.server, NOSIDE, run.devices, lambda _: [0, 1, 7], rule=run.config.server, numbers=[1])
+    simple = [u.weights["exit.weight"] for u in done.updates if u.tier == "simple"]
+    torch.testing.assert_close(done.server["complex"]["exit.weight"], (simple[0] + simple[1]) / 2)
+
+
+def test_the_split_follows_seed_and_kind() -> None:
+    """Another seed deals otherwise; by-class gives unequal sizes, the others equal ones."""
+
+    def shards(seed: int = 0, kind: str = "iid") -> list[list[int]]:
+        many = {"kind": kind, "alpha": 0.5, "minimum": 1}
+        return [s.tolist() for s in experiment(seed=seed, split=many).data.shards]
+
+    assert shards(0) == shards(0) != shards(1)
+    assert {len(s) for s in shards(kind="iid")} == {len(s) for s in shards(kind="dirichlet")} == {8}
+    assert len({len(s) for s in shards(kind="dirichlet-by-class")}) > 1
+    assert shards(kind="dirichlet") != shards(kind="iid")
+
+
+def test_augmentation_reaches_the_training() -> None:
+    def trained(augmentation: str) -> Update:
+        small = recipe_named("digits")
+        changes = [f"data.augmentation={augmentation}", "data.limit=100", "model.widths=[4, 4, 4, 4]"]
+        run = assemble(toml.with_settings(small, changes), accelerator="cpu")
+        return next(run.devices.train(1, run.server, [0]))
+
+    assert differs(trained("none"), trained("crop-flip"))
+
+
+def test_the_cosine_schedule() -> None:
+    """η · (1 + cos(π (t − 1) / T)) / 2: in round 1 of 4 all of it, in round 3 half of it."""
+    cosine = TrainingConfig(lr=0.1, lr_schedule="cosine")
+    assert [learning_rate(cosine, t, 4) for t in (1, 3)] == pytest.approx([0.1, 0.05])
+    assert learning_rate(cosine, 2, 4) == pytest.approx(0.1 * (1 + math.sqrt(0.5)) / 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,19 @@ from typing import Any
 from torch import nn
 
 from fedhen import config as configuration
-from fedhen import environment, toml
+from fedhen import environment, schema, toml
 from fedhen import experiment as experiments
 from fedhen.algorithm.methods import Method, method_named
+from fedhen.config import OWN
 from fedhen.data import sources
 from fedhen.data.dataset import Data
+from fedhen.data.fetch import data_root
 from fedhen.errors import UserError, unknown
 from fedhen.evaluation import accuracy
+from fedhen.folders import claim
 from fedhen.model_files import read_model, ready_module
 from fedhen.models.nesting import Family
-from fedhen.records import CONFIG, KINDS, prepare_folder, read_run
+from fedhen.records import CONFIG, KINDS, read_run
 from fedhen.reports import write_report
 
 PathLike = str | os.PathLike[str]
@@ -52,6 +54,7 @@ class Trained:
 def train(
     family: Family,
     data: Data,
+    /,
     method: str | Method = "fedhen",
     *,
     out: PathLike | None = None,
@@ -67,16 +70,16 @@ def train(
     """
     chosen = method_named(method) if isinstance(method, str) else method
     own = configuration.Config(
-        data=configuration.DataConfig(name=experiments.OWN),
-        model=configuration.ModelConfig(family=experiments.OWN),
+        data=configuration.DataConfig(name=OWN),
+        model=configuration.ModelConfig(family=OWN),
         tiers={tier: 1 / len(family.tiers) for tier in family.tiers},
         devices=_fleet(len(data.shards)),
     )
-    config = configuration.from_mapping({**settings, "method": chosen.name}, own)
+    config = schema.from_mapping({**settings, "method": chosen.name}, own)
     experiment = experiments.assemble(config, data=data, family=family, method=chosen, accelerator=accelerator)
     if out is None:
         return Trained(experiment, [step.record for step in experiment.play()], None)
-    folder = prepare_folder(Path(out), force)
+    (folder,) = claim(Path(out), [""], force)
     return Trained(experiment, [step.record for step in experiments.play_into(folder, experiment)], folder)
 
 
@@ -87,28 +90,35 @@ def load(run: PathLike, tier: str, kind: str = "server", *, family: Family | Non
     """
     folder = Path(run)
     config = toml.read_toml(_checked(folder))
-    family = family or experiments.family_named(config, _data_named(config))
-    family.exits(tier)
-    return ready_module(family, tier, *read_model(folder, _kind(kind), tier))
+    if tier not in config.tiers:
+        raise unknown("tier", tier, config.tiers)
+    saved = read_model(folder, _kind(kind), tier)
+    family = family or experiments.family_named(config, saved.inputs, saved.classes)
+    return ready_module(family, tier, saved.weights, saved.exits)
 
 
 def evaluate(
-    run: PathLike, *, family: Family | None = None, data: Data | None = None, accelerator: str = "auto"
+    run: PathLike,
+    *,
+    family: Family | None = None,
+    data: Data | None = None,
+    accelerator: str = "auto",
+    data_dir: PathLike | None = None,
 ) -> dict[str, dict[str, float]]:
     """Score the saved models of a run again: kind -> tier -> share of the test set."""
     folder = Path(run)
     config = toml.read_toml(_checked(folder))
-    data = data or _data_named(config)
-    family = family or experiments.family_named(config, data)
+    data = data or _data_named(config, data_dir)
+    family = family or experiments.family_named(config, data.shape, data.classes)
     data = data.to(environment.accelerator(accelerator, config.runtime))
-    modules = {tier: family.build(tier).to(data.x.device) for tier in family.tiers}
-    return {
-        kind: {
-            tier: accuracy(module, read_model(folder, kind, tier)[0], data, config.evaluation.batch_size)
-            for tier, module in modules.items()
-        }
-        for kind in KINDS
-    }
+    batch_size = config.evaluation.batch_size
+    scores: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
+    for kind in KINDS:
+        for tier in config.tiers:
+            saved = read_model(folder, kind, tier)
+            module = ready_module(family, tier, saved.weights, saved.exits).to(data.x.device)
+            scores[kind][tier] = accuracy(module, data.in_type_of(module), batch_size)
+    return scores
 
 
 def report(*runs: PathLike, out: PathLike) -> str:
@@ -128,13 +138,11 @@ def _checked(folder: Path) -> Path:
     return folder / CONFIG
 
 
-def _data_named(config: configuration.Config) -> Data:
-    if config.data.name == experiments.OWN:
-        raise UserError("the data of this run was given in Python: give it again, with fedhen.evaluate(run, data=...)")
-    return sources.load(config.data.name, config.data.limit)
+def _data_named(config: configuration.Config, data_dir: PathLike | None) -> Data:
+    return sources.load(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
 
 
-def _kind(kind: str, kinds: Sequence[str] = KINDS) -> str:
-    if kind not in kinds:
-        raise unknown("kind of model", kind, kinds)
+def _kind(kind: str) -> str:
+    if kind not in KINDS:
+        raise unknown("kind of model", kind, KINDS)
     return kind

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
-from collections.abc import Iterator, Mapping
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedhen.errors import UserError, unknown
 
+ACCELERATORS = ("auto", "cpu", "cuda")
+OWN = "python"
+"""The name that a configuration gives to a model family or to data that was brought in Python."""
 
-def setting(default: Any, doc: str, *, least: float | None = None, above: float | None = None) -> Any:
-    """A setting with its default, its meaning and its lower bound."""
-    metadata = {"doc": doc, "least": least, "above": above}
+
+def setting(
+    default: Any, doc: str, *, least: float | None = None, above: float | None = None, most: float | None = None
+) -> Any:
+    """A setting with its default, its meaning and its bounds."""
+    metadata = {"doc": doc, "least": least, "above": above, "most": most}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -24,8 +27,11 @@ def setting(default: Any, doc: str, *, least: float | None = None, above: float 
 class DataConfig:
     """Which data."""
 
-    name: str = setting("digits", "data set")
+    name: str = setting(
+        "digits", "data set: digits, cifar10, cifar100, or the path of a folder of images or an .npz file"
+    )
     limit: int = setting(0, "use this many training images, and as many test images at most; 0: all", least=0)
+    fraction: float = setting(1.0, "train on this share of the training images, drawn at random", above=0, most=1)
     augmentation: Literal["none", "crop-flip"] = setting(
         "none", "crop-flip: flip with p = 0.5 and crop from the image padded with 4 zeros after normalisation"
     )
@@ -61,7 +67,9 @@ class ModelConfig:
     widths: tuple[int, ...] = setting((64, 128, 256, 512), "channels of each stage")
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks of each stage")
     strides: tuple[int, ...] = setting((1, 2, 2, 2), "stride of each stage")
-    exits: tuple[int, ...] = setting((2, 4), "the stage after which each tier ends, shallowest tier first")
+    exits: dict[str, int] = setting(
+        {"simple": 2, "complex": 4}, "the stage after which each tier ends, shallowest first"
+    )
     groups: int = setting(2, "groups of GroupNorm; the greatest common divisor with a narrow layer's width", least=1)
     exit_pool: int = setting(4, "an early exit pools to this height and width; 1 is global", least=1)
     exit_mix: float | Literal["uniform"] = setting(
@@ -81,6 +89,9 @@ class TrainingConfig:
     )
     lr: float = setting(0.1, "η, learning rate of the first round", above=0)
     lr_decay: float = setting(1.0, "factor on the learning rate from one round to the next", above=0)
+    lr_schedule: Literal["constant", "cosine"] = setting(
+        "constant", "cosine: times (1 + cos(π·(t − 1) / T)) / 2 in round t of T"
+    )
     momentum: float = setting(0.0, "momentum of SGD; a new optimiser for every device and round", least=0)
     weight_decay: float = setting(0.001, "added to the clipped gradient, for weights that have one", least=0)
     clip: float = setting(10.0, "largest norm of the gradient of the summed loss over all parameters", above=0)
@@ -138,6 +149,10 @@ class Config:
     )
 
     def __post_init__(self) -> None:
+        for name in (self.recipe, self.method, *self.tiers):
+            # They become names of folders and files.
+            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+                raise UserError(f"{name!r} cannot be a name here: use letters, digits, '_', '-' and '.'")
         if self.devices.active > self.devices.number:
             raise UserError(
                 f"devices.active={self.devices.active} is more than devices.number={self.devices.number}: lower it"
@@ -149,6 +164,8 @@ class Config:
         for tier in self.targets:
             if tier not in self.tiers:
                 raise unknown("tier in targets", tier, self.tiers)
+            if not all(0 < target <= 100 for target in self.targets[tier]):
+                raise UserError(f"targets.{tier} must be percents, above 0 and at most 100")
         if 0 in self.tier_sizes().values():
             raise UserError(f"devices.number={self.devices.number} leaves a tier without a device: raise it")
 
@@ -159,97 +176,3 @@ class Config:
             total += share
             ends.append(round(total * self.devices.number))
         return {tier: ends[k + 1] - ends[k] for k, tier in enumerate(self.tiers)}
-
-
-def settings(section: type | None = None, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Every setting with its full key, in order."""
-    for item in dataclasses.fields(section or Config):
-        if dataclasses.is_dataclass(kind := hints(section or Config)[item.name]):
-            yield from settings(typing.cast(type, kind), f"{prefix}{item.name}.")
-        else:
-            yield prefix + item.name, item
-
-
-def hints(section: type) -> dict[str, Any]:
-    """The types of a section's settings."""
-    return typing.get_type_hints(section)
-
-
-def from_mapping(values: Mapping[str, Any], base: Config | None = None) -> Config:
-    """A configuration from nested values as TOML gives them, over a base; a UserError names the key that is wrong."""
-    return typing.cast(Config, _section(Config, values, base or Config(), ""))
-
-
-def _section(section: type, values: Any, base: Any, prefix: str) -> Any:
-    if not isinstance(values, Mapping):
-        raise UserError(f"{prefix.rstrip('.')} must be a table, found {_toml_type(values)}")
-    kinds, changes = hints(section), {}
-    for name, value in values.items():
-        if name not in kinds:
-            raise unknown("setting", prefix + str(name), [prefix + n for n in kinds])
-        if dataclasses.is_dataclass(kinds[name]):
-            changes[name] = _section(typing.cast(type, kinds[name]), value, getattr(base, name), f"{prefix}{name}.")
-        else:
-            changes[name] = _value(kinds[name], value, prefix + name)
-            _check_bound(section, name, changes[name], prefix + name)
-    return dataclasses.replace(base, **changes)
-
-
-def _check_bound(section: type, name: str, value: Any, key: str) -> None:
-    bounds = next(f for f in dataclasses.fields(section) if f.name == name).metadata
-    if bounds["least"] is not None and not value >= bounds["least"]:
-        raise UserError(f"{key} = {value} is too small: it must be at least {bounds['least']}")
-    if bounds["above"] is not None and not value > bounds["above"]:
-        raise UserError(f"{key} = {value} is too small: it must be above {bounds['above']}")
-
-
-def _value(kind: Any, value: Any, key: str) -> Any:
-    """The value as that type, or a UserError."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        if value not in args:
-            raise unknown(f"value of {key}", value, args)
-        return value
-    if origin in (typing.Union, types.UnionType):
-        return _either(args, value, key)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise UserError(f"{key} must be a list, found {_toml_type(value)}")
-        return tuple(_value(args[0], item, key) for item in value)
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise UserError(f"{key} must be a table, found {_toml_type(value)}")
-        return {str(name): _value(args[1], item, f"{key}.{name}") for name, item in value.items()}
-    return _scalar(kind, value, key)
-
-
-def _scalar(kind: type, value: Any, key: str) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{key} must be {_NAMES[kind]}, found {_toml_type(value)} {value!r}")
-    if isinstance(value, float) and not abs(value) < float("inf"):
-        raise UserError(f"{key} must be a finite number, found {value}")
-    return value
-
-
-def _either(kinds: tuple[Any, ...], value: Any, key: str) -> Any:
-    for kind in kinds:
-        try:
-            return _value(kind, value, key)
-        except UserError:
-            continue
-    raise UserError(f"{key} must be {' or '.join(_type_name(kind) for kind in kinds)}, found {value!r}")
-
-
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-
-
-def _type_name(kind: Any) -> str:
-    return " or ".join(map(repr, typing.get_args(kind))) if typing.get_origin(kind) is Literal else _NAMES[kind]
-
-
-def _toml_type(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "a table"
-    return "a list" if isinstance(value, list | tuple) else _NAMES.get(type(value), type(value).__name__)

@@ -10,17 +10,17 @@ import numpy
 import safetensors
 import torch
 
-from fedhen.config import RuntimeConfig
-from fedhen.errors import UserError
+from fedhen.config import ACCELERATORS, RuntimeConfig
+from fedhen.errors import UserError, unknown
 from fedhen.version import VERSION
-
-ACCELERATORS = ("auto", "cpu", "cuda")
 
 
 def accelerator(name: str, runtime: RuntimeConfig) -> torch.device:
     """The accelerator of that name, set up as configured; auto is a GPU where there is one."""
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
+    if name not in ACCELERATORS:
+        raise unknown("accelerator", name, ACCELERATORS)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedhen.algorithm.merging import Server, Update
 from fedhen.data.dataset import Data
-from fedhen.models.nesting import load_weights
 from fedhen.params import Average, Weights, shapes_of
 
 
-def accuracy(module: nn.Module, weights: Mapping[str, Tensor], data: Data, batch_size: int) -> float:
-    """The share of the test set that the module's last exit classifies rightly with these weights."""
-    load_weights(module, weights)
+def accuracy(module: nn.Module, data: Data, batch_size: int) -> float:
+    """The share of the test set that the module's last exit classifies rightly."""
     module.eval()
     right = torch.zeros((), dtype=torch.int64, device=data.y_test.device)
     with torch.no_grad():

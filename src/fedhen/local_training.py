@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -9,6 +10,12 @@ from torch import Tensor, nn
 
 from fedhen.algorithm.objectives import Objective
 from fedhen.config import TrainingConfig
+
+
+def learning_rate(training: TrainingConfig, number: int, rounds: int) -> float:
+    """η in round `number` of `rounds`."""
+    schedule = {"constant": 1.0, "cosine": (1 + math.cos(math.pi * (number - 1) / rounds)) / 2}
+    return training.lr * training.lr_decay ** (number - 1) * schedule[training.lr_schedule]
 
 
 def train_locally(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -22,25 +24,39 @@ def model_path(folder: Path, kind: str, tier: str) -> Path:
     return folder / MODELS / f"{kind}-{tier}.safetensors"
 
 
-def save_models(folder: Path, models: Mapping[str, Server], exits: Mapping[str, Sequence[str]]) -> None:
-    """Write every kind's model of every tier."""
+def save_models(folder: Path, models: Mapping[str, Server], about: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write every kind's model of every tier, with what is to be known about it."""
     (folder / MODELS).mkdir(exist_ok=True)
     for kind, tiers in models.items():
         for tier, weights in tiers.items():
             tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
             # One key: safetensors writes several in any order, and the same run must give the same bytes.
-            about = json.dumps({"kind": kind, "tier": tier, "exits": list(exits[tier])})
-            save_file(tensors, model_path(folder, kind, tier), metadata={"fedhen": about})
+            text = json.dumps({"kind": kind, "tier": tier, **about[tier]})
+            save_file(tensors, model_path(folder, kind, tier), metadata={"fedhen": text})
 
 
-def read_model(folder: Path, kind: str, tier: str) -> tuple[Weights, list[str]]:
-    """The saved weights of a model, and the exits that it holds."""
+@dataclass(frozen=True)
+class SavedModel:
+    """A model file, read back."""
+
+    weights: Weights
+    exits: list[str]
+    """The exits that it holds."""
+    inputs: tuple[int, ...]
+    """The shape of one input."""
+    classes: int
+
+
+def read_model(folder: Path, kind: str, tier: str) -> SavedModel:
+    """Read a model file of a run folder."""
     path = model_path(folder, kind, tier)
     if not path.is_file():
         raise UserError(f"{path} is missing: has the run finished?")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["fedhen"])["exits"]  # noqa: SIM118
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = json.loads(file.metadata()["fedhen"])
+            return SavedModel(weights, list(about["exits"]), tuple(about["inputs"]), int(about["classes"]))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
 

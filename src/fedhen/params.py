@@ -34,10 +34,9 @@ def shapes_of(weights: Mapping[str, Tensor]) -> Shapes:
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """R(a, b) = ‖a − [b]_M‖²: over the weights that both hold."""
     total = 0.0
-    for name in a.keys() & b.keys():
-        part = corner(b[name], a[name].shape)
-        if a[name] is not part:
-            total += float((a[name].double() - part.double()).square().sum())
+    for name, tensor in a.items():
+        if name in b and tensor is not (part := corner(b[name], tensor.shape)):
+            total += float((tensor.double() - part.double()).square().sum())
     return total
 
 

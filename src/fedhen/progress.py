@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -24,11 +24,11 @@ class Display(Protocol):
         """One more round of that run is done."""
 
 
-def display(names: Sequence[str], rounds: int, quiet: bool = False) -> Display:
-    """The display that fits where the output goes."""
+def display(rounds: Mapping[str, int], quiet: bool = False) -> Display:
+    """The display that fits where the output goes, for runs by name, each with so many rounds to play."""
     if quiet:
         return Silent()
-    return Bars(names, rounds) if sys.stderr.isatty() else Lines(names, rounds)
+    return Bars(rounds) if sys.stderr.isatty() else Lines(rounds)
 
 
 class Silent:
@@ -49,9 +49,9 @@ class Silent:
 class Lines(Silent):
     """Plain lines: the first round, the last, and every ten seconds between."""
 
-    def __init__(self, names: Sequence[str], rounds: int) -> None:
-        self.paces = {name: Pace(rounds) for name in names}
-        self.width = max(map(len, names))
+    def __init__(self, rounds: Mapping[str, int]) -> None:
+        self.paces = {name: Pace(number) for name, number in rounds.items()}
+        self.width = max(map(len, rounds))
         self.shown = -SECONDS_BETWEEN_LINES
 
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
@@ -68,16 +68,17 @@ class Lines(Silent):
 class Bars:
     """A live bar for each run."""
 
-    def __init__(self, names: Sequence[str], rounds: int) -> None:
+    def __init__(self, rounds: Mapping[str, int]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         fields = [TextColumn(f"{{task.fields[{field}]}}") for field in ("accuracies", "speed", "left")]
         columns = [TextColumn("{task.description}"), BarColumn(bar_width=10), MofNCompleteColumn(), *fields]
         self.progress = Progress(*columns, console=Console(stderr=True))
-        self.paces = {name: Pace(rounds) for name in names}
+        self.paces = {name: Pace(number) for name, number in rounds.items()}
         self.tasks = {
-            name: self.progress.add_task(name, total=rounds, accuracies="waiting", speed="", left="") for name in names
+            name: self.progress.add_task(name, total=number, accuracies="waiting", speed="", left="")
+            for name, number in rounds.items()
         }
 
     def __enter__(self) -> Bars:

@@ -11,8 +11,6 @@ models/            the weights of each tier, server and all-devices average, in 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,32 +32,6 @@ CONFIG, ENVIRONMENT, ROUNDS, TIMING, SUMMARY, MODELS = (
 )
 KINDS = ("devices", "server")
 """Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""
-
-
-def fresh_folder(parent: Path, name: str) -> Path:
-    """A path under `parent` that does not exist yet: name, name-2, name-3, ..."""
-    for number in range(1, 1_000_000):
-        folder = parent / (name if number == 1 else f"{name}-{number}")
-        if not folder.exists():
-            return folder
-    raise UserError(f"{parent}: no free folder name left for {name}")
-
-
-def prepare_folder(folder: Path, force: bool = False) -> Path:
-    """Make an empty folder to write a run into; refuse one that holds something unless forced."""
-    if folder.is_dir() and any(folder.iterdir()):
-        if not force:
-            raise UserError(f"{folder} is not empty: choose another --out, or --force to replace the run in it")
-        if not (folder / CONFIG).is_file():
-            raise UserError(f"{folder} does not hold a run: --force replaces runs only, choose another --out")
-        shutil.rmtree(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
-    return folder
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,9 +39,10 @@ class Round:
 
     @property
     def loss(self) -> float | None:
-        """The mean of the devices' mean local losses; none where no device came back finite."""
+        """The mean of the devices' mean local losses; none where no device came back, or where it is not finite."""
         losses = [update.loss for update in self.updates]
-        return sum(losses) / len(losses) if losses else None
+        mean = sum(losses) / len(losses) if losses else math.nan
+        return mean if math.isfinite(mean) else None
 
 
 def rounds(

@@ -9,8 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedhen.config import Config, from_mapping
+from fedhen.config import Config
 from fedhen.errors import UserError
+from fedhen.schema import from_mapping
+
+
+class Whole(dict[str, Any]):
+    """A table that was given whole, and replaces the one before."""
 
 
 def to_toml(config: Config, comments: bool = False) -> str:
@@ -57,11 +62,21 @@ def with_settings(config: Config, assignments: Iterable[str]) -> Config:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
                 raise UserError(f"--set {assignment!r}: {name} is not a section")
-        table[last] = _parsed(text.strip())
-    for name in ("tiers", "targets"):  # open tables: a single key changes, the others stay
-        if isinstance(changes.get(name), dict):
-            changes[name] = {**getattr(config, name), **changes[name]}
-    return from_mapping(changes, config)
+        value = _parsed(text.strip())
+        table[last] = Whole(value) if isinstance(value, dict) else value
+    return from_mapping(_over_tables(config, changes), config)
+
+
+def _over_tables(section: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    """In an open table, like `tiers`, a single key changes and the others stay."""
+    merged = dict(changes)
+    for name, value in changes.items():
+        old = getattr(section, name, None)
+        if isinstance(value, dict) and isinstance(old, dict) and not isinstance(value, Whole):
+            merged[name] = {**old, **value}
+        elif isinstance(value, dict) and dataclasses.is_dataclass(old):
+            merged[name] = _over_tables(old, value)
+    return merged
 
 
 def _parsed(text: str) -> Any:
@@ -84,5 +99,7 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_key(k)} = {_text(v)}' for k, v in value.items())}}}"
     # JSON's strings are TOML's, but for DEL, which TOML wants escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

@@ -23,7 +23,7 @@ class Update:
     tier: str
     weights: Weights
     trained: frozenset[str]
-    """The weights that its objective reaches."""
+    """The weights that its objective trains."""
     samples: int
     loss: float
 

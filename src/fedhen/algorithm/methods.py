@@ -1,4 +1,4 @@
-"""The paper's three methods, as expressions over an objective and a merge."""
+"""Methods as expressions over an objective and a merge: the paper's three, and FedAvg."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ NOSIDE = Method("noside", last_exit, share_common_weights)
 DECOUPLE = Method("decouple", last_exit, keep_tiers_apart)
 """Alg. 3: FedAvg for each tier by itself."""
 
-METHODS = {method.name: method for method in (FEDHEN, NOSIDE, DECOUPLE)}
+FEDAVG = Method("fedavg", last_exit, keep_tiers_apart)
+"""McMahan et al. 2017, for devices that all have one tier; with several tiers it is Decouple."""
+
+METHODS = {method.name: method for method in (FEDHEN, NOSIDE, DECOUPLE, FEDAVG)}
 
 
 def method_named(name: str) -> Method:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fedhen.cli import reading, training
+from fedhen.cli import data, paper, reading, training
 from fedhen.errors import UserError
 from fedhen.version import VERSION
 
@@ -41,6 +41,8 @@ def parser() -> Parser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     training.add_commands(commands)
     reading.add_commands(commands)
+    data.add_commands(commands)
+    paper.add_commands(commands)
     return top
 
 

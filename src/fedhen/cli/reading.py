@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedhen import toml
+from fedhen.cli.options import RUNS
+from fedhen.config import ACCELERATORS
 from fedhen.errors import UserError
+from fedhen.folders import claim_fresh
 from fedhen.recipes import RECIPES, recipe_named
 from fedhen.records import CONFIG, KINDS, read_run
 from fedhen.reports import write_report
@@ -31,7 +33,10 @@ def add_commands(commands: Any) -> None:
     )
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders that hold some")
     report.add_argument(
-        "--out", type=Path, metavar="DIR", help="where to write (default: the folder that holds the runs)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where to write (default: the one folder given, or a fresh one under runs/)",
     )
     report.add_argument(
         "--target",
@@ -49,7 +54,10 @@ def add_commands(commands: Any) -> None:
     report.set_defaults(run=report_command)
     evaluate = commands.add_parser("evaluate", help="score the saved models of a run again")
     evaluate.add_argument("run_folder", type=Path, metavar="RUN", help="a finished run folder")
-    evaluate.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    evaluate.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="where downloaded data lies (default: $FEDHEN_DATA)"
+    )
+    evaluate.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="default: %(default)s")
     evaluate.set_defaults(run=evaluate_command)
     recipes = commands.add_parser("recipes", help="list the recipes, or print one as TOML")
     recipes.add_argument("name", nargs="?", metavar="NAME", help="print this one, every setting with its meaning")
@@ -59,7 +67,7 @@ def add_commands(commands: Any) -> None:
 def report_command(options: argparse.Namespace) -> int:
     """`fedhen report`."""
     folders = list(run_folders(options.runs))
-    out = options.out or Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
+    out = options.out or (options.runs[0] if len(options.runs) == 1 else claim_fresh(RUNS, "report"))
     runs = [read_run(folder) for folder in folders]
     report = write_report(runs, out, targets=targets(options.target), kind=options.of)
     print(report.text)
@@ -95,12 +103,15 @@ def targets(texts: Sequence[str]) -> dict[str, list[float]] | None:
 
 def evaluate_command(options: argparse.Namespace) -> int:
     """`fedhen evaluate`."""
+    folders = list(run_folders([options.run_folder]))
+    if folders != [options.run_folder]:
+        raise UserError(f"{options.run_folder} holds several runs: choose from {', '.join(map(str, folders))}")
     run = read_run(options.run_folder)
     if run.summary is None:
         raise UserError(f"{options.run_folder} is not finished: it has no saved models yet")
     from fedhen.api import evaluate
 
-    scores = evaluate(options.run_folder, accelerator=options.accelerator)
+    scores = evaluate(options.run_folder, accelerator=options.accelerator, data_dir=options.data_dir)
     print(f"{'models':10}{'tier':12}{'accuracy':>10}{'recorded':>10}")
     same = True
     for kind, tiers in scores.items():

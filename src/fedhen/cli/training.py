@@ -1,28 +1,30 @@
-"""`fedhen run` and `fedhen compare`."""
+"""`fedhen run`, `fedhen compare` and `fedhen centralised`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedhen import toml
+from fedhen.cli.options import RUNS, add_machine, add_out, add_recipe, add_seeds, configured, with_seeds
 from fedhen.config import Config
 from fedhen.errors import UserError
+from fedhen.folders import claim, claim_fresh
 from fedhen.progress import display
-from fedhen.recipes import RECIPES, recipe_named
-from fedhen.records import fresh_folder, prepare_folder, read_run
+from fedhen.recipes import centralised
+from fedhen.records import read_run
 from fedhen.reports import write_report
 
 PAPERS_METHODS = ("fedhen", "noside", "decouple")
-RUNS = Path("runs")
 
 RUN_EXAMPLES = """\
 examples:
   fedhen run digits --method fedhen
-  fedhen run digits --method noside --seed 1 --set training.lr=0.05 --set split.kind=iid
+  fedhen run digits --method noside --seeds 0,1,2 --set training.lr=0.05 --set split.kind=iid
+  fedhen run cifar10-iid --method fedhen --data-dir ~/data
+  fedhen run cifar10-iid --data photos/     your own images: photos/train/CLASS/*.png, photos/test/CLASS/*.png
   fedhen run --config runs/digits-fedhen-seed0/config.toml     repeats that run exactly
 
 The run folder holds config.toml, rounds.jsonl, timing.jsonl, summary.json and models/*.safetensors.
@@ -30,109 +32,129 @@ The run folder holds config.toml, rounds.jsonl, timing.jsonl, summary.json and m
 COMPARE_EXAMPLES = """\
 examples:
   fedhen compare
-  fedhen compare digits --rounds 20 --seed 3 --out my-comparison
+  fedhen compare digits --rounds 20 --seeds 0,1,2 --out my-comparison
   fedhen compare --config my.toml --methods fedhen,noside
 """
+CENTRALISED_EXAMPLES = """\
+A round is an epoch: SGD with momentum 0.9, batches of 128, weight decay 0.0005, the learning rate falling from 0.1 to 0
+along a cosine over 100 epochs; augmentation and clip as in the recipe.
+
+examples:
+  fedhen centralised cifar10-iid --tier complex
+  fedhen centralised cifar10-iid --tier simple --fraction 0.5      on the data of half of the devices
+"""
+DATA_HELP = "your own data: a folder with train/CLASS/*.png and test/CLASS/*.png, or an .npz file"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A configuration to train."""
+
+    name: str
+    folder: str
+    """Below the place for all of them; "" is that place itself."""
+    config: Config
 
 
 def add_commands(commands: Any) -> None:
-    """Add both to the parser."""
+    """Add them to the parser."""
     look = argparse.RawDescriptionHelpFormatter
     run = commands.add_parser("run", help="one run of a method on a recipe", epilog=RUN_EXAMPLES, formatter_class=look)
-    run.add_argument("recipe", nargs="?", metavar="RECIPE", help=f"one of: {', '.join(RECIPES)}")
     run.add_argument("--method", metavar="M", help=f"{', '.join(PAPERS_METHODS)} (default: the recipe's, fedhen)")
     run.set_defaults(run=run_command)
     compare = commands.add_parser(
         "compare", help="run the methods side by side, then the report", epilog=COMPARE_EXAMPLES, formatter_class=look
     )
-    compare.add_argument("recipe", nargs="?", metavar="RECIPE", help=f"one of: {', '.join(RECIPES)} (default: digits)")
-    compare.add_argument(
-        "--methods",
-        metavar="M,M",
-        default=",".join(PAPERS_METHODS),
-        help="which, separated by commas (default: %(default)s)",
-    )
+    everyone = ",".join(PAPERS_METHODS)
+    compare.add_argument("--methods", metavar="M,M", default=everyone, help="which, with commas (default: %(default)s)")
     compare.set_defaults(run=compare_command)
-    for command in (run, compare):
-        _add_options(command)
-
-
-def _add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--rounds", type=int, metavar="N", help="communication rounds")
-    command.add_argument("--seed", type=int, metavar="S", help="every random number follows from it")
-    command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: a fresh folder under runs/)")
-    command.add_argument("--force", action="store_true", help="replace the run that --out holds")
-    command.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
-    command.add_argument(
-        "--config", type=Path, metavar="FILE.toml", help="take recipe, method and settings from a file"
+    alone = commands.add_parser(
+        "centralised",
+        help="the upper reference: one device of a tier that holds all the data",
+        epilog=CENTRALISED_EXAMPLES,
+        formatter_class=look,
     )
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="settings",
-        help="change a setting, like training.lr=0.05; `fedhen recipes NAME` lists them; may be repeated",
+    alone.add_argument("--tier", metavar="TIER", required=True, help="simple or complex")
+    alone.add_argument(
+        "--fraction", type=float, metavar="X", default=1.0, help="share of the data (default: all of it)"
     )
-    command.add_argument("--quiet", action="store_true", help="show no progress")
-
-
-def configured(options: argparse.Namespace, default_recipe: str | None) -> Config:
-    """The configuration that the options ask for."""
-    if options.config is not None:
-        if options.recipe is not None:
-            raise UserError(f"--config brings its own recipe: leave out {options.recipe!r}")
-        config = toml.read_toml(options.config)
-    else:
-        recipe = options.recipe or default_recipe
-        if recipe is None:
-            raise UserError(f"which recipe? choose from {', '.join(RECIPES)}, or give --config FILE.toml")
-        config = recipe_named(recipe)
-    changes = {key: getattr(options, key) for key in ("rounds", "seed") if getattr(options, key) is not None}
-    return toml.with_settings(config, [*options.settings, *(f"{key}={value}" for key, value in changes.items())])
+    alone.set_defaults(run=centralised_command)
+    for command in (run, compare, alone):
+        add_recipe(command, "digits" if command is compare else None)
+        command.add_argument("--data", type=Path, metavar="PATH", help=DATA_HELP)
+        add_seeds(command)
+        add_out(command)
+        add_machine(command)
 
 
 def run_command(options: argparse.Namespace) -> int:
     """`fedhen run`."""
-    config = configured(options, default_recipe=None)
+    config = configured(options)
     if options.method is not None:
         if options.config is not None:
             raise UserError("--config brings its own method: leave out --method")
         config = replace(config, method=options.method)
-    name = f"{config.recipe}-{config.method}-seed{config.seed}"
-    folder = options.out or fresh_folder(RUNS, name)
-    train_into({config.method: folder}, {config.method: config}, options)
-    print(_result(folder))
+    return _train(with_seeds(config, options), f"{config.recipe}-{config.method}", options)
+
+
+def centralised_command(options: argparse.Namespace) -> int:
+    """`fedhen centralised`."""
+    if not 0 < options.fraction <= 1:
+        raise UserError(f"--fraction {options.fraction:g}: it must be above 0 and at most 1")
+    rounds, options.rounds = options.rounds, None  # of the reference, not of the recipe
+    config = centralised(configured(options), options.tier, options.fraction)
+    config = replace(config, rounds=rounds) if rounds is not None else config
+    name = f"{config.recipe}-{options.tier}" + (f"-{options.fraction:g}" if options.fraction < 1 else "")
+    return _train(with_seeds(config, options), name, options)
+
+
+def _train(configs: Sequence[Config], name: str, options: argparse.Namespace) -> int:
+    """Train one configuration, with one seed or several, and say how it ended."""
+    several = len(configs) > 1
+    jobs = [
+        Job(f"{c.method} seed {c.seed}" if several else c.method, f"seed{c.seed}" if several else "", c)
+        for c in configs
+    ]
+    name = name if several else f"{name}-seed{configs[0].seed}"
+    parent = train_all(jobs, options, lambda: options.out or claim_fresh(RUNS, name))
+    print("\n".join(_result(parent / job.folder) for job in jobs))
     return 0
 
 
 def compare_command(options: argparse.Namespace) -> int:
     """`fedhen compare`."""
-    config = configured(options, default_recipe="digits")
+    config = configured(options, default="digits")
     methods = [name.strip() for name in options.methods.split(",") if name.strip()]
     if not methods or len(set(methods)) < len(methods):
         raise UserError(f"--methods {options.methods!r}: name each method once, like {','.join(PAPERS_METHODS)}")
-    parent = options.out or fresh_folder(RUNS, f"{config.recipe}-compare")
-    folders = {method: parent / method for method in methods}
-    train_into(folders, {method: replace(config, method=method) for method in methods}, options)
-    report = write_report([read_run(folder) for folder in folders.values()], parent)
+    configs = with_seeds(config, options)
+    jobs = []
+    for seeded in configs:
+        for method in methods:
+            label = method if len(configs) == 1 else f"{method} seed {seeded.seed}"
+            jobs.append(Job(label, label.replace(" seed ", "-seed"), replace(seeded, method=method)))
+    parent = train_all(jobs, options, lambda: options.out or claim_fresh(RUNS, f"{config.recipe}-compare"))
+    # By name, as `fedhen report` finds them: the same columns, which are also the paper's.
+    report = write_report([read_run(parent / name) for name in sorted(job.folder for job in jobs)], parent)
     print(report.text)
     print(f"page: {parent / 'report.html'}")
     return 0
 
 
-def train_into(folders: Mapping[str, Path], configs: Mapping[str, Config], options: argparse.Namespace) -> None:
-    """Train every configuration into its folder; what is wrong with any of them is found before the first starts."""
-    from fedhen.experiment import assemble, play_into
+def train_all(jobs: Sequence[Job], options: argparse.Namespace, place: Callable[[], Path]) -> Path:
+    """Train every job into its folder below the place for them, asked for when all jobs are known to be right."""
+    from fedhen.experiment import assemble_all, play_into
 
-    experiments = {name: assemble(config, accelerator=options.accelerator) for name, config in configs.items()}
-    for folder in folders.values():
-        prepare_folder(folder, options.force)
-    rounds = max(config.rounds for config in configs.values())
-    with display(list(configs), rounds, options.quiet) as shown:
-        for name, folder in folders.items():
-            for step in play_into(folder, experiments[name]):
-                shown.show(name, step.record, step.timing)
+    configs = [job.config for job in jobs]
+    experiments = assemble_all(configs, accelerator=options.accelerator, data_dir=options.data_dir)
+    parent = place()
+    folders = claim(parent, [job.folder for job in jobs], options.force)
+    with display({job.name: job.config.rounds for job in jobs}, options.quiet) as shown:
+        for job, folder in zip(jobs, folders, strict=True):
+            # Let go of each experiment when it is done: it holds every device's last model.
+            for step in play_into(folder, experiments.pop(0)):
+                shown.show(job.name, step.record, step.timing)
+    return parent
 
 
 def _result(folder: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhen.errors import UserError
 
@@ -43,6 +43,8 @@ class Data:
     classes: int
     shards: tuple[Index, ...] = ()
     normalisation: Normalisation | None = None
+    dtype: torch.dtype = torch.float32
+    """Of normalised inputs."""
 
     def __post_init__(self) -> None:
         for name, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
@@ -64,14 +66,26 @@ class Data:
             if not len(shard):
                 raise UserError(f"device {device} has no data: give it examples or leave it out")
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.x.shape[1:])
+
     def to(self, accelerator: torch.device) -> Data:
         """The same data on that accelerator."""
         moved = {name: getattr(self, name).to(accelerator) for name in ("x", "y", "x_test", "y_test")}
         return replace(self, **moved)
 
+    def in_type_of(self, module: nn.Module) -> Data:
+        """The same data, its inputs in the floating-point type of a module's weights."""
+        kinds = [p.dtype for p in module.parameters() if p.is_floating_point()]
+        if not kinds or not self.x.is_floating_point():
+            return replace(self, dtype=kinds[0]) if kinds else self
+        return replace(self, x=self.x.to(kinds[0]), x_test=self.x_test.to(kinds[0]), dtype=kinds[0])
+
     def inputs(self, x: Tensor) -> Tensor:
         """A batch of stored examples as models take it."""
-        return x if self.normalisation is None else self.normalisation(x)
+        return x if self.normalisation is None else self.normalisation(x).to(self.dtype)
 
     def split(self, shards: Sequence[Index]) -> Data:
         """The same data with these shards."""
@@ -80,9 +94,8 @@ class Data:
 
 def arrays(x: object, y: object, x_test: object, y_test: object, classes: int | None = None) -> Data:
     """Data from arrays or tensors, to be split over the devices; `classes` is found from the labels if not given."""
-    inputs, test_inputs = (torch.as_tensor(v) for v in (x, x_test))
+    inputs, test_inputs = (_tensor(v, "inputs") for v in (x, x_test))
     labels, test_labels = (_labels(v) for v in (y, y_test))
-    inputs, test_inputs = (v.float() if v.is_floating_point() else v for v in (inputs, test_inputs))
     if classes is None:
         classes = 1 + max((int(v.max()) for v in (labels, test_labels) if len(v)), default=0)
     return Data(inputs, labels, test_inputs, test_labels, classes)
@@ -92,7 +105,7 @@ def per_device(
     devices: Sequence[tuple[object, object]], x_test: object, y_test: object, classes: int | None = None
 ) -> Data:
     """Data that already lies with the devices: one (x, y) each, in the order of the devices."""
-    parts = [(torch.as_tensor(x), _labels(y)) for x, y in devices]
+    parts = [(_tensor(x, "inputs"), _labels(y)) for x, y in devices]
     if not parts:
         raise UserError("there are no devices: give at least one (x, y)")
     for device, (x, y) in enumerate(parts):
@@ -100,14 +113,27 @@ def per_device(
             raise UserError(f"device {device} has {len(x)} inputs and {len(y)} labels: as many of each are needed")
         if not len(x):
             raise UserError(f"device {device} has no data: give it examples or leave it out")
+        if x.shape[1:] != parts[0][0].shape[1:]:
+            here, there = tuple(x.shape[1:]), tuple(parts[0][0].shape[1:])
+            raise UserError(f"device {device} has inputs of shape {here}, device 0 of shape {there}: they must agree")
     ends = np.cumsum([len(x) for x, _ in parts])
     shards = [np.arange(end - len(x), end, dtype=np.int64) for end, (x, _) in zip(ends, parts, strict=True)]
     x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
     return arrays(x, y, x_test, y_test, classes).split(shards)
 
 
+def _tensor(values: object, kind: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"the {kind} are no array of numbers: {str(error).splitlines()[0]}") from None
+    if not tensor.dim():
+        raise UserError(f"the {kind} are a single number: an array is needed")
+    return tensor
+
+
 def _labels(y: object) -> Tensor:
-    labels = torch.as_tensor(y)
+    labels = _tensor(y, "labels")
     if len(labels) and (labels.is_floating_point() or labels.dtype == torch.bool):
         raise UserError(f"labels must be whole numbers, found {str(labels.dtype).removeprefix('torch.')}")
     return labels.long()

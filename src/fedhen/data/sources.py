@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import os
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from fedhen import seeds
+from fedhen.config import OWN, DataConfig
+from fedhen.data import cifar, own
+from fedhen.data.cifar import PUBLISHED
 from fedhen.data.dataset import Data, Normalisation
-from fedhen.errors import unknown
+from fedhen.errors import UserError, unknown
 
-TEST_DIGITS = 360
+DIGITS, TEST_DIGITS = "digits", 360
 
 
 def digits() -> Data:
@@ -26,14 +32,31 @@ def digits() -> Data:
     return Data(x[train], y[train], x[test], y[test], 10, normalisation=Normalisation((0.0,), (16.0,)))
 
 
-SOURCES = {"digits": digits}
+def load(config: DataConfig, root: Path, seed: int = 0) -> Data:
+    """The data set that a configuration names, from the folder for downloaded data if it is one of those."""
+    name = config.name
+    if name == OWN:
+        raise UserError("the data of this run was given in Python: give it again from Python, as data=...")
+    if name == DIGITS:
+        data = digits()
+    elif name in PUBLISHED:
+        data = cifar.read(PUBLISHED[name], root)
+    elif "/" in name or os.sep in name or name.endswith(".npz"):
+        data = own.read(Path(name))
+    else:
+        raise UserError(
+            f"{unknown('data set', name, (DIGITS, *PUBLISHED))}, or give the path of a folder or an .npz file"
+        )
+    return _part(data, config, seed)
 
 
-def load(name: str, limit: int = 0) -> Data:
-    """The data set of that name; a limit keeps the first examples of each part (0: all)."""
-    if name not in SOURCES:
-        raise unknown("data set", name, SOURCES)
-    data = SOURCES[name]()
-    if not limit:
-        return data
-    return replace(data, **{name: getattr(data, name)[:limit] for name in ("x", "y", "x_test", "y_test")})
+def _part(data: Data, config: DataConfig, seed: int) -> Data:
+    """The first examples up to the limit, of both parts, and a random share of the training examples."""
+    if config.limit:
+        parts = {name: getattr(data, name)[: config.limit] for name in ("x", "y", "x_test", "y_test")}
+        data = replace(data, **parts)
+    if config.fraction < 1:
+        kept = max(1, round(config.fraction * len(data.y)))
+        index = torch.from_numpy(np.sort(seeds.stream(seed, "fraction").permutation(len(data.y))[:kept]))
+        data = replace(data, x=data.x[index], y=data.y[index])
+    return data

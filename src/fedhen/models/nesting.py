@@ -64,7 +64,21 @@ class Family:
                 _check_contained(tier, shapes_of(weights_of(module)), self.deepest, whole)
                 if not self.average_buffers:
                     _refuse_buffers(tier, module)
-                _check_logits(tier, module.eval()(sample), (len(self.exits(tier)), len(sample), classes))
+                _check_logits(tier, _tried(tier, module, sample), (len(self.exits(tier)), len(sample), classes))
+            self._check_exits(modules, sample)
+
+    def _check_exits(self, modules: Mapping[str, nn.Module], sample: Tensor) -> None:
+        """With the same weights a tier computes what the deepest tier's exits up to it compute."""
+        weights = weights_of(modules[self.deepest])
+        expected = modules[self.deepest](sample)
+        for tier, module in modules.items():
+            load_weights(module, {name: weights[name] for name in module.state_dict()})
+            for place, logits in enumerate(module(sample)):
+                if not torch.allclose(logits, expected[place], rtol=1e-3, atol=1e-4):
+                    raise UserError(
+                        f"Assumption 1 is broken: with the same weights, exit {place + 1} of tier {tier!r} and of tier "
+                        f"{self.deepest!r} differ: exits must come shallowest first, and compute the same"
+                    )
 
 
 def weights_of(module: nn.Module) -> Weights:
@@ -84,7 +98,7 @@ def reached(module: nn.Module, outputs: Sequence[Tensor]) -> list[set[str]]:
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy these weights into the module."""
-    own = module.state_dict()
+    own = {**dict(module.named_buffers()), **module.state_dict()}
     with torch.no_grad():
         for name, tensor in weights.items():
             own[name].copy_(tensor)
@@ -113,6 +127,15 @@ def _refuse_buffers(tier: str, module: nn.Module) -> None:
             )
 
 
+def _tried(tier: str, module: nn.Module, sample: Tensor) -> object:
+    try:
+        return module.eval()(sample)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        inputs = f"two inputs of shape {tuple(sample.shape[1:])} and type {str(sample.dtype).removeprefix('torch.')}"
+        raise UserError(f"the module of tier {tier!r} fails on {inputs}: {reason}") from error
+
+
 def _check_logits(tier: str, logits: object, expected: tuple[int, int, int]) -> None:
     exits, batch, classes = expected
     found: object = type(logits).__name__
@@ -121,5 +144,6 @@ def _check_logits(tier: str, logits: object, expected: tuple[int, int, int]) -> 
     if found != [(batch, classes)] * exits:
         raise UserError(
             f"the module of tier {tier!r} must return a list of {exits} logits of shape {(batch, classes)}, "
-            f"shallowest exit first; it returned {found}"
+            f"shallowest exit first; it returned {found}; the labels name {classes} classes, where the model has more "
+            "say so with classes=..."
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -17,7 +17,7 @@ from fedhen.models.nesting import Family
 
 @dataclass(frozen=True)
 class Shape:
-    """The architecture; by default PreActResNet18 for 32×32 images in 10 classes. A tier ends after each of `exits`."""
+    """The architecture; by default PreActResNet18 for 32×32 images in 10 classes, with the paper's two tiers."""
 
     channels: int = 3
     size: int = 32
@@ -25,7 +25,8 @@ class Shape:
     widths: tuple[int, ...] = (64, 128, 256, 512)
     blocks: tuple[int, ...] = (2, 2, 2, 2)
     strides: tuple[int, ...] = (1, 2, 2, 2)
-    exits: tuple[int, ...] = (2, 4)
+    exits: Mapping[str, int] = field(default_factory=lambda: {"simple": 2, "complex": 4})
+    """Tier -> the stage after which it ends, shallowest first."""
     groups: int = 2
     exit_pool: int = 4
     exit_mix: float | str = "uniform"
@@ -37,14 +38,13 @@ class Shape:
             raise UserError("model.widths, model.blocks and model.strides must have one value a stage each")
         if min(self.widths + self.blocks + self.strides + (self.groups, self.exit_pool)) < 1:
             raise UserError("model.widths, blocks, strides, groups and exit_pool must be at least 1")
-        if list(self.exits) != sorted(set(self.exits)) or self.exits[-1:] != (stages,) or self.exits[0] < 1:
+        ends = list(self.exits.values())
+        if ends != sorted(set(ends)) or ends[-1:] != [stages] or ends[0] < 1:
             raise UserError(f"model.exits must name stages in rising order and end with {stages}, the last stage")
-        for stage in self.exits[:-1]:
-            if self.size_after(stage) < self.exit_pool:
-                side = self.size_after(stage)
-                raise UserError(
-                    f"model.exit_pool={self.exit_pool} exceeds stage {stage}'s {side}×{side} output: lower it"
-                )
+        for stage in ends[:-1]:
+            if (side := self.size_after(stage)) % self.exit_pool:
+                where = f"stage {stage}'s {side}×{side} output"
+                raise UserError(f"model.exit_pool={self.exit_pool} does not divide {where}: 1 always does")
 
     def size_after(self, stage: int) -> int:
         """Height and width after that many stages: a 3×3 convolution with padding 1 rounds up."""
@@ -54,11 +54,9 @@ class Shape:
         return size
 
 
-def preact_resnet(tiers: Sequence[str], shape: Shape) -> Family:
+def preact_resnet(shape: Shape) -> Family:
     """A tier for each of `shape.exits`: its stages, its own exit, and inside it the exits of the tiers before it."""
-    if len(tiers) != len(shape.exits):
-        raise UserError(f"model.exits names {len(shape.exits)} exits for {len(tiers)} tiers: one each is needed")
-    return Family({tier: partial(PreActResNet, shape, stages) for tier, stages in zip(tiers, shape.exits, strict=True)})
+    return Family({tier: partial(PreActResNet, shape, stages) for tier, stages in shape.exits.items()})
 
 
 class PreActResNet(nn.Module):
@@ -70,7 +68,7 @@ class PreActResNet(nn.Module):
         self.stem = nn.Conv2d(shape.channels, widths[0], 3, padding=1, bias=False)
         self.stages = nn.ModuleList(_stage(shape, k, widths[k], widths[k + 1]) for k in range(stages))
         # Keyed by stage, so that an exit has the same name in every tier.
-        self.exits = nn.ModuleDict({str(k): _exit(shape, k) for k in shape.exits if k <= stages})
+        self.exits = nn.ModuleDict({str(k): _exit(shape, k) for k in shape.exits.values() if k <= stages})
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """The logits of every exit, shallowest first."""
@@ -143,6 +141,5 @@ def _exit(shape: Shape, stage: int) -> nn.Sequential:
     if stage == len(shape.widths):
         pool: nn.Module = GlobalPool(group_norm(shape.groups, width) if shape.final_norm else None)
         return nn.Sequential(pool, nn.Linear(width, shape.classes))
-    outputs = size // (size // shape.exit_pool)
     pool = MixPool(size, shape.exit_pool, shape.exit_mix)
-    return nn.Sequential(pool, nn.Flatten(), nn.Linear(width * outputs * outputs, shape.classes))
+    return nn.Sequential(pool, nn.Flatten(), nn.Linear(width * shape.exit_pool**2, shape.classes))

@@ -1,6 +1,7 @@
 """From run folders alone, without torch: rounds and bytes to target, gains, curves, one HTML page."""
 
 from fedhen.reports.comparison import HERO, Comparison, compare
+from fedhen.reports.paper import write_paper
 from fedhen.reports.report import Report, write_report
 from fedhen.reports.table import Group, Table
 from fedhen.reports.targets import AUTO, auto_targets, rounds_to_target
@@ -15,5 +16,6 @@ __all__ = [
     "auto_targets",
     "compare",
     "rounds_to_target",
+    "write_paper",
     "write_report",
 ]

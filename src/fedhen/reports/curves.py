@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -153,22 +153,22 @@ class Chart:
         panel.spines[["top", "right"]].set_visible(False)
 
     def _plot(self, panel: Axes, method: str, curve: Line, size: float) -> Line2D:
-        colour, dashes, marker = looks(self.comparison.methods)[method]
-        spent = [amount / size for amount in curve.spent]
-        if curve.low != curve.high:
-            panel.fill_between(spent, curve.low, curve.high, color=colour, alpha=0.2, lw=0, zorder=1)
-        (drawn,) = panel.plot(
-            spent,
-            curve.mean,
-            color=colour,
-            linestyle=dashes,
-            linewidth=1.5 if len(spent) < 200 else 1.0,
-            marker=marker,
-            markersize=4,
-            markevery=max(1, len(spent) // MARKED),
-            label=method if spent else f"{method} (not evaluated)",
-        )
-        return drawn
+        scaled = replace(curve, spent=[amount / size for amount in curve.spent])
+        look = looks(self.comparison.methods)[method]
+        label = method if curve.spent else f"{method} (not evaluated)"
+        return trace(panel, scaled, look, label=label, linewidth=1.5 if len(curve.spent) < 200 else 1.0, markersize=4)
+
+
+def trace(panel: Axes, curve: Line, look: Look, **how: Any) -> Line2D:
+    """Draw a curve, with a band where its seeds differ."""
+    colour, dashes, marker = look
+    if curve.low != curve.high:
+        panel.fill_between(curve.spent, curve.low, curve.high, color=colour, alpha=0.2, lw=0, zorder=1)
+    every = max(1, len(curve.spent) // MARKED)
+    (drawn,) = panel.plot(
+        curve.spent, curve.mean, color=colour, linestyle=dashes, marker=marker, markevery=every, **how
+    )
+    return drawn
 
 
 def _targets(panel: Axes, percents: Sequence[float]) -> None:
@@ -190,10 +190,10 @@ def _targets(panel: Axes, percents: Sequence[float]) -> None:
         )
 
 
-def png(figure: Figure) -> bytes:
-    """The figure as a picture of 150 dots an inch."""
+def png(figure: Figure, dpi: int = 150) -> bytes:
+    """The figure as a picture with so many dots an inch."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150)
+    figure.savefig(file, format="png", dpi=dpi)
     return file.getvalue()
 
 

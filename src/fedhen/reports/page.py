@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from fedhen.records import Run
 from fedhen.reports.comparison import Comparison, flat, warnings
 from fedhen.reports.curves import Chart, inline_svg
 from fedhen.reports.table import Table, to_html
@@ -29,12 +30,14 @@ table { border-collapse: collapse; font-size: .9375rem; font-variant-numeric: ta
 th, td { padding: .35rem .7rem; text-align: right; font-weight: normal; white-space: nowrap; }
 th:first-child { text-align: left; }
 th[scope=row], thead th:first-child { position: sticky; left: 0; background: var(--back); }
+th[rowspan] { white-space: nowrap; }
 thead th { font-weight: 600; border-bottom: 2px solid var(--line); vertical-align: bottom; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 tbody th[scope=rowgroup] { background: var(--band); font-weight: 600; }
 figure { margin: 1rem 0; }
 figcaption { margin-top: .5rem; max-width: 44rem; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); gap: .75rem; }
+.panels + .panels { margin-top: .75rem; }
 .panels svg { display: block; width: 100%; max-width: 36rem; height: auto; padding: .3rem; background: #ffffff;
   border: 1px solid var(--line); border-radius: .4rem; }
 dl { display: grid; grid-template-columns: minmax(6rem, max-content) 1fr; gap: .2rem 1.2rem; margin: .75rem 0; }
@@ -49,10 +52,23 @@ details { margin: 1.5rem 0; }
 
 def make_page(comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart]) -> str:
     """The report of a comparison; the first tables each go with the chart of the same measure."""
-    title = f"{comparison.recipe}: {_names(comparison.methods)}"
-    sections = [_section(table) for table in tables]
+    sections = [section(table) for table in tables]
     for place, chart in enumerate(charts):
         sections[place] += _figure(chart)
+    return document(
+        f"{comparison.recipe}: {_names(comparison.methods)}",
+        [
+            notice(warnings(comparison)),
+            _what_was_run(comparison),
+            *sections,
+            environment(comparison.runs),
+            _configuration(comparison),
+        ],
+    )
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A whole page with a heading and these elements."""
     return "\n".join(
         [
             "<!doctype html>",
@@ -60,11 +76,7 @@ def make_page(comparison: Comparison, tables: Sequence[Table], charts: Sequence[
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
             f"<h1>{escape(title)}</h1>",
-            _warnings(warnings(comparison)),
-            _what_was_run(comparison),
-            *sections,
-            _environment(comparison),
-            _configuration(comparison),
+            *parts,
             "</body></html>\n",
         ]
     )
@@ -75,13 +87,15 @@ def _names(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _warnings(texts: Sequence[str]) -> str:
+def notice(texts: Sequence[str]) -> str:
+    """What must be known before the numbers are trusted, in a box; nothing if there is nothing."""
     if not texts:
         return ""
     return f'<div class="warnings" role="note">{"".join(f"<p>{escape(text)}</p>" for text in texts)}</div>'
 
 
-def _section(table: Table) -> str:
+def section(table: Table) -> str:
+    """A table with its heading and its meaning."""
     return f'<h2 id="{table.name}">{escape(table.title)}</h2><p>{escape(table.meaning)}</p>{to_html(table)}'
 
 
@@ -89,10 +103,15 @@ def _figure(chart: Chart) -> str:
     tiers = chart.comparison.tiers
     panels = [inline_svg(chart.figure([tier]), f"{chart.measure.name}-{place}") for place, tier in enumerate(tiers)]
     described = f"{chart.title} of {_names(chart.comparison.methods)}, for {_names(tiers)}"
-    return (
-        f'<figure><div class="panels" role="img" aria-label="{escape(described)}">{"".join(panels)}</div>'
-        f"<figcaption>{escape(chart.title)}. {escape(chart.caption)}</figcaption></figure>"
+    return figure([panels], described, f"{chart.title}. {chart.caption}")
+
+
+def figure(rows: Sequence[Sequence[str]], described: str, caption: str) -> str:
+    """Rows of drawings, side by side where the screen is wide enough, with a caption."""
+    panels = "".join(
+        f'<div class="panels" role="img" aria-label="{escape(described)}">{"".join(row)}</div>' for row in rows
     )
+    return f"<figure>{panels}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def _what_was_run(comparison: Comparison) -> str:
@@ -112,8 +131,9 @@ def _what_was_run(comparison: Comparison) -> str:
     return f"<h2>What was run</h2>{_facts(facts)}"
 
 
-def _environment(comparison: Comparison) -> str:
-    facts = _merged([run.environment for run in comparison.runs])
+def environment(runs: Sequence[Run]) -> str:
+    """Hardware and versions of all runs."""
+    facts = _merged([run.environment for run in runs])
     return f"<h2>Hardware and versions</h2>{_facts(facts)}" if facts else ""
 
 

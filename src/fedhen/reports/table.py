@@ -31,6 +31,22 @@ class Table:
     notes: tuple[str, ...] = ()
     strong: str = ""
     """The column to be set in bold, if any."""
+    merged: bool = False
+    """Whether rows of a group below each other with the same label show it once."""
+    caption: str = ""
+    """What LaTeX, which numbers tables itself, has above the table; the title if empty."""
+
+    def heights(self, group: Group) -> list[int]:
+        """For each row of a group the rows that its label stands for, 0 where a row above has said it."""
+        labels = [row[0] for row in group.rows]
+        starts = [at for at, label in enumerate(labels) if not self.merged or at == 0 or labels[at - 1] != label]
+        ends = [*starts[1:], len(labels)]
+        return [ends[starts.index(at)] - at if at in starts else 0 for at in range(len(labels))]
+
+    def shown(self, group: Group) -> list[tuple[str, ...]]:
+        """A group's rows without the labels that a row above has said."""
+        rows = zip(group.rows, self.heights(group), strict=True)
+        return [row if height else ("", *row[1:]) for row, height in rows]
 
 
 def to_text(table: Table) -> str:
@@ -47,7 +63,7 @@ def to_text(table: Table) -> str:
     rule = "─" * max(len(line(row)) for row in rows)
     lines = [table.title, rule, line(table.columns), rule]
     for group in table.groups:
-        lines += [group.title, *map(line, group.rows)]
+        lines += [group.title, *map(line, table.shown(group))]
     lines.append(rule)
     for note in table.notes:
         lines += textwrap.wrap(note, WIDTH)
@@ -70,7 +86,7 @@ def to_markdown(table: Table) -> str:
     lines += [line(columns), line([":---", *["---:"] * (len(columns) - 1)])]
     for group in table.groups:
         lines.append(line([f"**{markdown_text(group.title)}**", *[""] * (len(columns) - 1)]))
-        for row in group.rows:
+        for row in table.shown(group):
             cells = zip(table.columns, map(markdown_text, row), strict=True)
             lines.append(line([f"**{cell}**" if column == table.strong else cell for column, cell in cells]))
     for note in table.notes:
@@ -89,7 +105,8 @@ def to_html(table: Table) -> str:
     bodies = []
     for group in table.groups:
         title = f'<tr><th scope="rowgroup" colspan="{len(table.columns)}">{escape(group.title)}</th></tr>'
-        bodies.append(f"<tbody>{title}{''.join(_html_row(table, row) for row in group.rows)}</tbody>")
+        rows = (_html_row(table, *each) for each in zip(group.rows, table.heights(group), strict=True))
+        bodies.append(f"<tbody>{title}{''.join(rows)}</tbody>")
     notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in table.notes)
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>'
@@ -97,8 +114,9 @@ def to_html(table: Table) -> str:
     )
 
 
-def _html_row(table: Table, row: tuple[str, ...]) -> str:
-    cells = [f'<th scope="row">{_html_cell(row[0])}</th>']
+def _html_row(table: Table, row: tuple[str, ...], height: int) -> str:
+    span = f' rowspan="{height}"' if height > 1 else ""
+    cells = [f'<th scope="row"{span}>{_html_cell(row[0])}</th>'] if height else []
     for column, cell in zip(table.columns[1:], row[1:], strict=True):
         cells.append(
             f"<td><b>{_html_cell(cell)}</b></td>" if column == table.strong else f"<td>{_html_cell(cell)}</td>"
@@ -112,21 +130,27 @@ def _html_cell(text: str) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A table float; its preamble needs the package booktabs."""
+    """A table float; its preamble needs the package booktabs, and multirow where labels are merged."""
     width = len(table.columns)
-    lines = [r"\begin{table}", r"\centering", rf"\caption{{{latex_text(table.title)}}}", rf"\label{{tab:{table.name}}}"]
+    caption = latex_text(table.caption or table.title)
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\label{{tab:{table.name}}}"]
     lines += [rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule", _latex_row(table, table.columns)]
     for group in table.groups:
         lines += [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\textit{{{latex_text(group.title)}}}}} \\"]
-        lines += [_latex_row(table, row) for row in group.rows]
+        for place, (row, height) in enumerate(zip(group.rows, table.heights(group), strict=True)):
+            lines += [rf"\cmidrule{{1-{width}}}"] if table.merged and height and place else []
+            lines.append(_latex_row(table, row, height))
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [rf"\par\smallskip\footnotesize {latex_text(note)}" for note in table.notes]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
-def _latex_row(table: Table, row: tuple[str, ...]) -> str:
-    cells = zip(table.columns, map(latex_text, row), strict=True)
-    return " & ".join(rf"\textbf{{{cell}}}" if column == table.strong else cell for column, cell in cells) + r" \\"
+def _latex_row(table: Table, row: tuple[str, ...], height: int = 1) -> str:
+    label, *others = map(latex_text, row)
+    cells = [rf"\multirow{{{height}}}{{*}}{{{label}}}" if height > 1 else label if height else ""]
+    for column, cell in zip(table.columns[1:], others, strict=True):
+        cells.append(rf"\textbf{{{cell}}}" if column == table.strong else cell)
+    return " & ".join(cells) + r" \\"
 
 
 def latex_text(text: str) -> str:

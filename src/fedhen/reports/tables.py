@@ -15,6 +15,13 @@ from fedhen.reports.targets import TierTargets, percent, show_percent
 GAIN = "Gain"
 SCORED = {"devices": "all-devices average", "server": "server model"}
 """Whose model is scored, by kind, in words."""
+AUTO_RULE = "the best accuracy of the worst run, rounded down to one decimal, and 1.0 below it"
+SEEDS = "n runs with different seeds: mean ± sample standard deviation"
+SEEDS_TO_TARGET = f"{SEEDS}, where all of them reached the target."
+LOWER_BOUND = (
+    "A “>” marks a lower bound: some run of another method ended short of the target, and counts with all that it had "
+    "spent by then."
+)
 
 
 def make_tables(comparison: Comparison, targets: Mapping[str, TierTargets], kind: str) -> tuple[Table, ...]:
@@ -69,28 +76,21 @@ def _cost_notes(comparison: Comparison, targets: Mapping[str, TierTargets], grou
     notes = []
     if any(targets[tier].auto and targets[tier].percents for tier in comparison.tiers):
         auto = [tier for tier in comparison.tiers if targets[tier].auto]
-        notes.append(
-            f"Targets for {', '.join(auto)} by the paper’s rule: the best accuracy of the worst run, rounded down to "
-            "one decimal, and 1.0 below it."
-        )
-    notes += _resolution(comparison)
+        notes.append(f"Targets for {', '.join(auto)} by the paper’s rule: {AUTO_RULE}.")
+    notes += resolution(comparison.runs)
     if comparison.several_seeds:
-        notes.append(
-            "n runs with different seeds: mean ± sample standard deviation, where all of them reached the target."
-        )
+        notes.append(SEEDS_TO_TARGET)
     if any(text.startswith(">") for text in cells):
-        notes.append(
-            "A “>” marks a lower bound: some run of another method ended short of the target, and counts with all that it "
-            "had spent by then."
-        )
+        notes.append(LOWER_BOUND)
     if "–" in cells:
         notes.append(f"–: {comparison.hero} did not reach the target, or another method’s run is too short to tell.")
     return notes
 
 
-def _resolution(comparison: Comparison) -> list[str]:
-    steps = sorted({int(run.config.get("evaluation", {}).get("every", 1)) for run in comparison.runs})
-    if steps == [1]:
+def resolution(runs: Sequence[Run]) -> list[str]:
+    """How far apart the evaluations are, where that is not one round."""
+    steps = sorted({int(run.config.get("evaluation", {}).get("every", 1)) for run in runs})
+    if steps in ([], [1]):
         return []
     every = " or ".join(map(str, steps))
     return [f"Evaluated every {every} rounds, so a target may have been reached up to {max(steps) - 1} rounds earlier."]
@@ -112,7 +112,7 @@ def outcome_table(comparison: Comparison) -> Table:
         groups.append(Group(f"{tier} model", (*rows, row("parameters", _parameters(tier)))))
     took = [row("rounds", _rounds), row("bytes sent", _bytes), row("devices dropped", _dropped)]
     groups.append(Group("run", (*took, row("seconds a round (median)", _seconds))))
-    notes = ["n runs with different seeds: mean ± sample standard deviation."] if comparison.several_seeds else []
+    notes = [f"{SEEDS}."] if comparison.several_seeds else []
     return Table(
         name="outcome",
         title="Accuracy, size and effort",

@@ -14,7 +14,7 @@ from fedhen.algorithm.methods import Method
 from fedhen.config import Config
 from fedhen.data.batches import batch, visits
 from fedhen.data.dataset import Data
-from fedhen.local_training import train_locally
+from fedhen.local_training import learning_rate, train_locally
 from fedhen.models.nesting import Family, load_weights, weights_of
 from fedhen.params import Weights, select
 
@@ -30,6 +30,8 @@ class PlainDevices:
     data: Data
     tier_of: Sequence[str]
     modules: dict[str, nn.Module] = field(default_factory=dict)
+    constants: dict[str, Weights] = field(default_factory=dict)
+    """Buffers that a module does not save: every device starts from them as they were built."""
 
     def train(self, round_number: int, server: Server, active: Sequence[int]) -> Iterator[Update]:
         """Alg. 1, lines 5-15, one device after the other."""
@@ -43,16 +45,11 @@ class PlainDevices:
         plan = visits(shard, training.epochs, training.batch_size, training.last_batch == "drop", address)
         batches = (batch(self.data, plan, part, self.config.data.augmentation) for part in plan.batches())
         module = self.module(tier)
-        load_weights(module, received)
+        load_weights(module, {**self.constants[tier], **received})
         # A model's own randomness, like dropout, has an address too.
         with seeds.torch_randomness(self.config.seed, "model", round_number, device):
-            loss = train_locally(
-                module,
-                batches,
-                self.method.objective,
-                training,
-                lr=training.lr * training.lr_decay ** (round_number - 1),
-            )
+            lr = learning_rate(training, round_number, self.config.rounds)
+            loss = train_locally(module, batches, self.method.objective, training, lr=lr)
         held = self.holdings[tier]
         return Update(device, tier, select(weights_of(module), held.shapes), held.trained, len(shard), loss)
 
@@ -60,5 +57,7 @@ class PlainDevices:
         """The one module that all devices of a tier train in, one after the other."""
         if tier not in self.modules:
             with seeds.torch_randomness(self.config.seed, "initial weights"):
-                self.modules[tier] = self.family.build(tier).to(self.data.x.device)
+                module = self.modules[tier] = self.family.build(tier).to(self.data.x.device)
+            saved = module.state_dict()
+            self.constants[tier] = {n: b.clone() for n, b in module.named_buffers() if n not in saved}
         return self.modules[tier]

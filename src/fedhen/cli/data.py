@@ -1,0 +1,176 @@
+"""`fedhen data`: get data sets, check them, and see how they are dealt to the devices."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from fedhen.cli.options import RUNS, add_recipe, configured
+from fedhen.data import fetch
+from fedhen.errors import UserError
+from fedhen.folders import claim_fresh
+from fedhen.reports.partition import Partition, write_partition
+
+DATA_SETS = ("cifar10", "cifar100")
+SECONDS_BETWEEN_LINES = 10.0
+EXAMPLES = """\
+examples:
+  fedhen data fetch cifar10                 download, verify and unpack
+  fedhen data check                         verify every file again
+  fedhen data partition cifar10-noniid      what each device holds, in numbers and as a picture
+"""
+FETCH_EXAMPLES = """\
+A download that broke off goes on where it stopped. The folder is $FEDHEN_DATA, or the platform's place for caches.
+
+examples:
+  fedhen data fetch cifar10
+  fedhen data fetch cifar100 --to ~/data                                 then: fedhen run cifar100-iid --data-dir ~/data
+  fedhen data fetch cifar10 --from ~/Downloads/cifar-10-binary.tar.gz    offline, from an archive or its folder
+"""
+PARTITION_EXAMPLES = """\
+Writes partition.png, partition.svg and partition.json.
+
+examples:
+  fedhen data partition cifar10-noniid
+  fedhen data partition cifar10-iid --set split.kind=dirichlet --set split.alpha=0.1 --seed 1
+  fedhen data partition --config runs/digits-fedhen-seed0/config.toml --out my-partition
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add them to the parser."""
+    look = argparse.RawDescriptionHelpFormatter
+    data = commands.add_parser(
+        "data", help="get data sets, check them, see their split", epilog=EXAMPLES, formatter_class=look
+    )
+    within = data.add_subparsers(dest="data_command", metavar="COMMAND", required=True)
+    get = within.add_parser("fetch", help="download a data set", epilog=FETCH_EXAMPLES, formatter_class=look)
+    get.add_argument("name", choices=DATA_SETS, metavar="NAME", help=f"one of: {', '.join(DATA_SETS)}")
+    get.add_argument("--to", type=Path, metavar="DIR", help="where to put it (default: the data folder)")
+    get.add_argument(
+        "--from", type=Path, metavar="PATH", dest="source", help="an archive or folder that you have; no network"
+    )
+    get.add_argument("--quiet", action="store_true", help="show no progress")
+    get.set_defaults(run=fetch_command)
+    check = within.add_parser("check", help="verify every file of the data sets in a folder")
+    check.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="default: the data folder")
+    check.set_defaults(run=check_command)
+    partition = within.add_parser(
+        "partition", help="how a recipe deals its data to the devices", epilog=PARTITION_EXAMPLES, formatter_class=look
+    )
+    add_recipe(partition)
+    partition.add_argument("--seed", type=int, metavar="S", help="every random number follows from it")
+    partition.add_argument(
+        "--data", type=Path, metavar="PATH", help="your own data: a folder of images, or an .npz file"
+    )
+    partition.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="where downloaded data lies (default: $FEDHEN_DATA)"
+    )
+    partition.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to write (default: a fresh folder under runs/)"
+    )
+    partition.set_defaults(run=partition_command)
+
+
+def fetch_command(options: argparse.Namespace) -> int:
+    """`fedhen data fetch`."""
+    from fedhen.data.cifar import PUBLISHED
+
+    files, root = PUBLISHED[options.name], fetch.data_root(options.to)
+    where = root / files.folder
+    if not any(problem for _, problem in fetch.verify(files, root)):
+        print(f"{files.name} is already in {where}: {len(files.sha1)} files, all verified")
+        return 0
+    if options.source is not None:
+        fetch.take(files, options.source, root)
+    else:
+        with progress(files.archive, options.quiet) as show:
+            archive = fetch.download(files, root, show=show)
+        fetch.unpack(files, archive, root)
+        archive.unlink()
+    print(f"{files.name} lies in {where}: {len(files.sha1)} files, all verified")
+    if options.to is not None:
+        print(f"train on it with --data-dir {quote(str(options.to))}, or set FEDHEN_DATA")
+    return 0
+
+
+def check_command(options: argparse.Namespace) -> int:
+    """`fedhen data check`."""
+    from fedhen.data.cifar import PUBLISHED
+
+    folder = fetch.data_root(options.folder)
+    # The folder of one data set may be named too, like cifar-10-batches-bin.
+    inner = folder.resolve()
+    roots = {name: inner.parent if inner.name == files.folder else folder for name, files in PUBLISHED.items()}
+    found = [files for name, files in PUBLISHED.items() if (roots[name] / files.folder).is_dir()]
+    if not found:
+        raise UserError(f"{folder} holds no data set: get one with `fedhen data fetch {DATA_SETS[0]}`")
+    wrong = []
+    for files in found:
+        for file, problem in fetch.verify(files, roots[files.name]):
+            print(f"{files.name:10}{file:18}{problem or 'verified'}")
+            wrong += [files.name] * bool(problem)
+    if wrong:
+        remedies = " and ".join(
+            f"`fedhen data fetch {name} --to {quote(str(roots[name]))}`" for name in dict.fromkeys(wrong)
+        )
+        raise UserError(f"{len(wrong)} of the files are wrong: get them with {remedies}")
+    return 0
+
+
+def partition_command(options: argparse.Namespace) -> int:
+    """`fedhen data partition`."""
+    config = configured(options)
+    from fedhen.data import sources
+    from fedhen.experiment import deal
+
+    data = sources.load(config.data, fetch.data_root(options.data_dir), config.seed)
+    shards = deal(data, config.split, config.devices.number, config.seed)
+    counts = [data.y[shard].bincount(minlength=data.classes).tolist() for shard in shards]
+    out = options.out or claim_fresh(RUNS, f"partition-{config.recipe}")
+    print(write_partition(Partition(config, counts), out))
+    print(f"picture: {out / 'partition.png'}")
+    return 0
+
+
+@contextmanager
+def progress(name: str, quiet: bool) -> Iterator[fetch.Show]:
+    """Shows a download: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+    if quiet:
+        yield fetch.silent
+    elif sys.stderr.isatty():
+        with _bar(name) as show:
+            yield show
+    else:
+        yield Lines(name)
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[fetch.Show]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+        task = bars.add_task(name, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+class Lines:
+    """Plain lines: at the start, at the end, and every ten seconds between."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.shown = name, -SECONDS_BETWEEN_LINES
+
+    def __call__(self, done: int, total: int | None) -> None:
+        """A line, if it is time for one."""
+        if done == total or time.monotonic() - self.shown >= SECONDS_BETWEEN_LINES:
+            self.shown = time.monotonic()
+            share = f" of {total / 1e6:.1f} MB ({100 * done / total:.0f} %)" if total else " MB"
+            print(f"{self.name}  {done / 1e6:.1f}{share}", file=sys.stderr, flush=True)

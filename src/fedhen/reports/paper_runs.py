@@ -1,0 +1,161 @@
+"""Which of the runs found belong to the paper's experiments, and which experiments have none yet."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from fedhen.recipes import centralised, recipe_named
+from fedhen.records import Run
+from fedhen.reports.comparison import compare, flat, rounds_done, warnings
+from fedhen.reports.paper_values import (
+    CENTRALISED_PERCENT,
+    DATA_SETS,
+    METHODS,
+    ROUNDS_TO_TARGET,
+    SPLITS,
+    TIERS,
+    Reference,
+)
+from fedhen.toml import to_toml
+
+Cell = tuple[str, str]
+"""A recipe and a method."""
+
+PAPER_RUNS: tuple[Cell, ...] = tuple(
+    (split.recipes[data], method) for data in DATA_SETS for split in SPLITS for method in METHODS
+)
+"""The paper's twelve runs in the order of its figures."""
+CENTRALISED: tuple[Reference, ...] = tuple(CENTRALISED_PERCENT)
+"""The paper's eight centralised references."""
+NOT_RUN = "not run"
+"""What a table says where there is no run."""
+FREE = ("recipe", "method", "seed", "runtime", "evaluation", "targets")
+"""Settings and sections that may differ from the recipe's without making another experiment of it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The runs that the tables and figures are made of, one a seed, and what a reader must know of them."""
+
+    federated: Mapping[Cell, tuple[Run, ...]]
+    centralised: Mapping[Reference, tuple[Run, ...]]
+    warnings: tuple[str, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All of them."""
+        return [*chain.from_iterable(self.federated.values()), *chain.from_iterable(self.centralised.values())]
+
+    def of_recipe(self, recipe: str) -> list[Run]:
+        """The runs of all methods, in the order of the paper's columns."""
+        return [run for method in METHODS for run in self.federated[recipe, method]]
+
+
+def find(runs: Sequence[Run]) -> Found:
+    """Sort the runs into the paper's cells; those of other experiments are left aside."""
+    federated = {place: [run for run in runs if cell_of(run) == place] for place in PAPER_RUNS}
+    references = {place: [run for run in runs if reference_of(run) == place] for place in CENTRALISED}
+    found = Found(
+        {place: _chosen(each) for place, each in federated.items()},
+        {place: _chosen(each) for place, each in references.items()},
+        warnings=(),
+    )
+    candidates = chain.from_iterable([*federated.values(), *references.values()])
+    return Found(found.federated, found.centralised, tuple(_warnings(found, list(candidates))))
+
+
+def missing(runs: Sequence[Run], *, changed: bool = False) -> list[Cell]:
+    """The paper's runs without a finished one, in the order of PAPER_RUNS.
+
+    A run that changes its recipe, like one of a few rounds, counts only if `changed`.
+    """
+    done = {cell_of(run) for run in runs if _counts(run, changed)}
+    return [place for place in PAPER_RUNS if place not in done]
+
+
+def missing_centralised(runs: Sequence[Run], *, changed: bool = False) -> list[Reference]:
+    """The centralised references without a finished run, in the order of CENTRALISED; `changed` as in `missing`."""
+    done = {reference_of(run) for run in runs if _counts(run, changed)}
+    return [place for place in CENTRALISED if place not in done]
+
+
+def _counts(run: Run, changed: bool) -> bool:
+    return run.summary is not None and (changed or not changes(run))
+
+
+def cell_of(run: Run) -> Cell | None:
+    """The recipe and method that a run belongs to, None if it is no run of the paper's."""
+    belongs = run.recipe in ROUNDS_TO_TARGET and run.method in METHODS and run.tiers == TIERS
+    return (run.recipe, run.method) if belongs else None
+
+
+def reference_of(run: Run) -> Reference | None:
+    """The centralised reference that a run belongs to, None if it is none of the paper's."""
+    data, _, kind = run.recipe.rpartition("-")
+    place = (data, *run.tiers, float(run.config.get("data", {}).get("fraction", 1)))
+    return next((each for each in CENTRALISED if kind == "centralised" and each == place), None)
+
+
+def changes(run: Run) -> list[str]:
+    """The settings in which a run of the paper's departs from its recipe, as key = value."""
+    if (place := reference_of(run)) is not None:
+        data, tier, fraction = place
+        recipe = centralised(recipe_named(f"{data}-iid"), tier, fraction)
+    elif cell_of(run) is not None:
+        recipe = recipe_named(run.recipe)
+    else:
+        return []
+    wanted, found = flat(tomllib.loads(to_toml(recipe))), flat(run.config)
+    kept = (key for key in wanted if key in found and key.split(".")[0] not in FREE)
+    return [f"{key} = {found[key]}" for key in kept if found[key] != wanted[key]]
+
+
+def _chosen(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """One run a seed, the furthest; runs that change their recipe only where none follows it."""
+    faithful = [run for run in runs if not changes(run)]
+    by_seed: dict[int, Run] = {}
+    for run in sorted(faithful or runs, key=lambda run: (run.summary is not None, rounds_done(run))):
+        by_seed[run.seed] = run
+    return tuple(by_seed[seed] for seed in sorted(by_seed))
+
+
+def _warnings(found: Found, candidates: Sequence[Run]) -> Iterator[str]:
+    """Unfinished runs, runs that are not set up alike, runs that change the recipe, runs left out."""
+    for recipe in ROUNDS_TO_TARGET:
+        if runs := found.of_recipe(recipe):
+            yield from (f"{recipe}: {text}" for text in warnings(compare(runs)))
+    for place, each in found.centralised.items():
+        yield from (f"{name(place)}: {text}" for text in (warnings(compare(each)) if each else ()))
+    for run in found.runs:
+        if changed := changes(run):
+            yield f"Not the paper’s experiment: {described(run)} changes its recipe, {', '.join(changed)}."
+    used = set(map(id, found.runs))
+    for run in candidates:
+        if id(run) not in used:
+            changed = changes(run)
+            why = f"it changes its recipe, {', '.join(changed)}" if changed else "another run of its seed is shown"
+            yield f"Left out: {described(run)}; {why}."
+
+
+def described(run: Run) -> str:
+    """A run in words: recipe, method, seed and folder."""
+    return f"{run.recipe}, {run.method}, seed {run.seed} ({run.folder.name})"
+
+
+def name(place: Reference) -> str:
+    """A centralised reference in words."""
+    data, tier, fraction = place
+    return f"{DATA_SETS[data]} centralised, {tier}, {amount(fraction)} data"
+
+
+def unfinished(run: Run) -> str:
+    """What a table says of a run that goes on."""
+    return f"unfinished (round {rounds_done(run)})"
+
+
+def amount(fraction: float) -> str:
+    """How much of the data, in words."""
+    return {1.0: "all", 0.5: "half"}[fraction]

@@ -1,0 +1,86 @@
+"""Every number that the paper prints: its two tables and the centralised accuracies in its text.
+
+D. A. E. Acar and V. Saligrama, FedHeN: Federated Learning in Heterogeneous Networks, 2022. It gives one number a cell,
+with neither seeds nor deviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CITATION = "D. A. E. Acar and V. Saligrama, FedHeN: Federated Learning in Heterogeneous Networks, 2022"
+METHODS: Mapping[str, str] = {"fedhen": "FedHeN", "decouple": "Decouple", "noside": "NoSide"}
+"""The paper's methods in the order of its columns, and their names there."""
+DATA_SETS: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+TIERS = ("simple", "complex")
+"""Shallowest first, the order of the tables and of the figures' panels."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the data is dealt: a table of the paper, and the recipe of each data set in it."""
+
+    table: int
+    name: str
+    recipes: Mapping[str, str]
+
+    @property
+    def heading(self) -> str:
+        """As the beginning of a title."""
+        return f"{self.name[0].upper()}{self.name[1:]} split"
+
+
+IID = Split(1, "IID", {"cifar10": "cifar10-iid", "cifar100": "cifar100-iid"})
+NON_IID = Split(2, "non-IID", {"cifar10": "cifar10-noniid", "cifar100": "cifar100-noniid"})
+SPLITS = (IID, NON_IID)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of Table 1 or 2: the target, the rounds of each method to it, and FedHeN's gain."""
+
+    percent: float
+    rounds: Mapping[str, int]
+    gain: float
+
+
+def _row(percent: float, fedhen: int, decouple: int, noside: int, gain: float) -> Row:
+    """A row as the paper prints it, from left to right."""
+    return Row(percent, {"fedhen": fedhen, "decouple": decouple, "noside": noside}, gain)
+
+
+ROUNDS_TO_TARGET: Mapping[str, Mapping[str, tuple[Row, ...]]] = {
+    "cifar10-iid": {  # Table 1
+        "simple": (_row(84.4, 289, 943, 805, 2.8), _row(83.4, 249, 731, 669, 2.7)),
+        "complex": (_row(88.5, 649, 991, 941, 1.4), _row(87.5, 456, 739, 669, 1.5)),
+    },
+    "cifar100-iid": {
+        "simple": (_row(46.4, 296, 864, 984, 2.9), _row(45.4, 250, 588, 807, 2.4)),
+        "complex": (_row(46.8, 468, 963, 614, 1.3), _row(45.8, 376, 752, 472, 1.3)),
+    },
+    "cifar10-noniid": {  # Table 2
+        "simple": (_row(79.4, 295, 986, 810, 2.7), _row(78.4, 256, 816, 676, 2.6)),
+        "complex": (_row(84.2, 596, 1000, 857, 1.4), _row(83.2, 519, 887, 751, 1.4)),
+    },
+    "cifar100-noniid": {
+        "simple": (_row(43.8, 278, 978, 914, 3.3), _row(42.8, 239, 813, 762, 3.2)),
+        "complex": (_row(44.8, 450, 997, 498, 1.1), _row(43.8, 372, 754, 456, 1.2)),
+    },
+}
+"""Recipe -> tier -> rows, the upper target first."""
+
+Reference = tuple[str, str, float]
+"""A data set, a tier, and the share of the training images that is centralised."""
+
+CENTRALISED_PERCENT: Mapping[Reference, float] = {  # Section "Experiments", paragraph "Models"
+    ("cifar10", "complex", 1.0): 93.0,
+    ("cifar10", "complex", 0.5): 90.5,
+    ("cifar10", "simple", 1.0): 86.0,
+    ("cifar10", "simple", 0.5): 84.5,
+    ("cifar100", "complex", 1.0): 73.5,
+    ("cifar100", "complex", 0.5): 62.6,
+    ("cifar100", "simple", 1.0): 63.2,
+    ("cifar100", "simple", 0.5): 55.7,
+}
+"""Test accuracy in percent where one machine holds all images, or half of them as 50 devices do."""

@@ -1,0 +1,166 @@
+"""What each device holds: the statistics of a split, and a picture of classes by devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from fedhen.config import Config
+from fedhen.errors import UserError
+from fedhen.records import write_json, write_text
+from fedhen.reports.curves import STYLE, png, svg
+from fedhen.reports.table import Group, Table, to_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAME = "partition"
+ALL = "all devices"
+SPLITS = {
+    "iid": "IID split",
+    "dirichlet": "Dirichlet split, α = {alpha:g}",
+    "dirichlet-by-class": "Dirichlet split by class, α = {alpha:g}",
+}
+# Okabe and Ito's palette, as for the methods; the tier's name stands above it
+TIER_COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#0072B2")
+FEW = 200
+"""So many bars leave room for a gap between them."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How many training examples of each class every device holds, the devices of the first tier first."""
+
+    config: Config
+    counts: Sequence[Sequence[int]]
+    """One row a device, one number a class."""
+
+    @property
+    def title(self) -> str:
+        """Recipe, data set, split and seed."""
+        config = self.config
+        split = SPLITS[config.split.kind].format(alpha=config.split.alpha)
+        return f"{config.recipe}: {Path(config.data.name).name}, {split}, seed {config.seed}"
+
+    @property
+    def tiers(self) -> dict[str, range]:
+        """The devices of each tier."""
+        sizes = self.config.tier_sizes()
+        ends = list(accumulate(sizes.values(), initial=0))
+        return {tier: range(ends[k], ends[k + 1]) for k, tier in enumerate(sizes)}
+
+    def statistics(self) -> dict[str, dict[str, Any]]:
+        """In a few numbers, for each tier and for all devices."""
+        tiers = {tier: [self.counts[device] for device in devices] for tier, devices in self.tiers.items()}
+        return {name: _statistics(rows) for name, rows in {**tiers, ALL: self.counts}.items()}
+
+
+def _statistics(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    images = [sum(row) for row in rows]
+    return {
+        "devices": len(rows),
+        "images": _range(images),
+        "classes": _range([sum(count > 0 for count in row) for row in rows]),
+        "top_class_share": mean(max(row) / total for row, total in zip(rows, images, strict=True)),
+    }
+
+
+def _range(numbers: Sequence[int]) -> dict[str, float]:
+    return {"least": min(numbers), "mean": mean(numbers), "most": max(numbers)}
+
+
+def write_partition(partition: Partition, out: Path) -> str:
+    """Write picture and numbers into a folder; the text for the terminal comes back."""
+    drawn = figure(partition)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{NAME}.png").write_bytes(png(drawn))
+        write_text(out / f"{NAME}.svg", svg(drawn, salt=NAME))
+        write_json(out / f"{NAME}.json", as_json(partition))
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+    return to_text(table(partition))
+
+
+def as_json(partition: Partition) -> dict[str, Any]:
+    """Everything, for other programs."""
+    config = partition.config
+    return {
+        "recipe": config.recipe,
+        "seed": config.seed,
+        "data": asdict(config.data),
+        "split": asdict(config.split),
+        "tiers": config.tier_sizes(),
+        "statistics": partition.statistics(),
+        "counts": [list(row) for row in partition.counts],
+    }
+
+
+def table(partition: Partition) -> Table:
+    """The statistics, a row a tier."""
+    rows = []
+    for name, of in partition.statistics().items():
+        ranges = [f"{r['least']} / {r['mean']:.1f} / {r['most']}" for r in (of["images"], of["classes"])]
+        rows.append((name, str(of["devices"]), *ranges, f"{100 * of['top_class_share']:.1f} %"))
+    return Table(
+        name=NAME,
+        title=partition.title,
+        columns=("", "devices", "images", "classes", "commonest class"),
+        groups=(Group("a device holds (least / mean / most)", tuple(rows)),),
+        meaning="What each device holds.",
+        notes=("Commonest class: its share of a device's images, averaged over the devices.",),
+    )
+
+
+def figure(partition: Partition) -> Figure:
+    """Above, how much each device holds; below, of which classes, as a heat map."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    height = min(7.0, 2.4 + 0.2 * len(partition.counts[0]))
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=(7.5, height), layout="constrained")
+        upper, lower = drawn.subplots(2, 1, sharex=True, height_ratios=(0.8, height - 1.7))
+        drawn.suptitle(partition.title, fontsize=10)
+        _draw_sizes(upper, partition)
+        _draw_classes(lower, partition)
+    return drawn
+
+
+def _draw_sizes(panel: Axes, partition: Partition) -> None:
+    sizes = [sum(row) for row in partition.counts]
+    top, gap = 1.4 * max(sizes), 0.3 if len(sizes) <= FEW else 0.0
+    for place, (tier, devices) in enumerate(partition.tiers.items()):
+        colour = TIER_COLOURS[place % len(TIER_COLOURS)]
+        panel.bar(devices, [sizes[d] for d in devices], width=1.0, color=colour, edgecolor="white", linewidth=gap)
+        middle = (devices[0] + devices[-1]) / 2
+        panel.text(middle, 0.98 * top, f"{len(devices)} {tier}", ha="center", va="top", fontsize=8)
+    panel.set_ylim(0, top)
+    panel.set_ylabel("images", fontsize=8)
+    panel.tick_params(labelbottom=False)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_classes(panel: Axes, partition: Partition) -> None:
+    import matplotlib
+    from matplotlib.colors import ListedColormap
+    from matplotlib.ticker import MaxNLocator
+
+    # One hue from light to dark, which every eye and a printer without colours can order; white is none at all.
+    blues = matplotlib.colormaps["Blues"]
+    shades = ListedColormap([blues(0.12 + 0.88 * step / 255) for step in range(256)]).with_extremes(under="white")
+    cells = panel.imshow(
+        list(zip(*partition.counts, strict=True)), cmap=shades, vmin=0.5, aspect="auto", interpolation="none"
+    )
+    for devices in list(partition.tiers.values())[1:]:
+        panel.axvline(devices[0] - 0.5, color="black", lw=1.2)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, nbins=10, steps=[1, 2, 5, 10]))
+    panel.set_xlabel("device")
+    panel.set_ylabel("class")
+    panel.figure.colorbar(cells, ax=panel, label="images (white: none)", pad=0.01, aspect=25)

@@ -1,0 +1,552 @@
+"""Data that comes over a bad line, from a bad server or in a bad archive ends up whole, or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import resource
+import shutil
+import socket
+import tarfile
+import threading
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedhen.cli import data as data_commands
+from fedhen.cli.main import Parser
+from fedhen.data import cifar, fetch
+from fedhen.data.cifar import CIFAR10, CIFAR100, PUBLISHED, Files
+from fedhen.data.dataset import Normalisation
+from fedhen.errors import UserError
+
+FOLDER, ARCHIVE = "tiny-batches-bin", "tiny-binary.tar.gz"
+IMAGES = {"data_batch_1.bin": 40, "data_batch_2.bin": 30, "test_batch.bin": 20}
+
+
+def records(images: int, seed: int) -> bytes:
+    """Images in the official format: a label, then 3,072 pixels."""
+    rows = np.random.default_rng(seed).integers(0, 256, (images, 3073), dtype=np.uint8)
+    rows[:, 0] %= 10
+    return rows.tobytes()
+
+
+CONTENTS = {name: records(images, seed) for seed, (name, images) in enumerate(IMAGES.items())}
+
+
+def archive(change: Callable[[tarfile.TarFile], None] = lambda tar: None, **contents: bytes) -> bytes:
+    """An archive as the official ones are, with other contents for some of the files, and changed at its end."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        add(tar, FOLDER, kind=tarfile.DIRTYPE)
+        for name, content in {**CONTENTS, **{f"{key}.bin": value for key, value in contents.items()}}.items():
+            add(tar, f"{FOLDER}/{name}", content)
+        add(tar, f"{FOLDER}/readme.html", b"<p>read me</p>")
+        change(tar)
+    return packed.getvalue()
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "") -> None:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.size = kind, link, len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+GOOD = archive()
+TINY = Files(
+    name="cifar10",
+    url=f"http://127.0.0.1:9/{ARCHIVE}",
+    md5=hashlib.md5(GOOD).hexdigest(),
+    folder=FOLDER,
+    train={name: hashlib.sha1(CONTENTS[name]).hexdigest() for name in ("data_batch_1.bin", "data_batch_2.bin")},
+    test={"test_batch.bin": hashlib.sha1(CONTENTS["test_batch.bin"]).hexdigest()},
+    sizes={name: 3073 * images for name, images in IMAGES.items()},
+    labels=1,
+    classes=10,
+    normalisation=Normalisation((0.0,) * 3, (1.0,) * 3),
+)
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each request as the next word of its script says; the last word stays."""
+
+    def __init__(self, script: list[str]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script, self.asked = script, list[str | None]()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{ARCHIVE}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, Server)
+        asked = self.headers.get("Range")
+        server.asked.append(asked)
+        word, _, number = (server.script.pop(0) if len(server.script) > 1 else server.script[0]).partition(":")
+        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+        if word.isdecimal():
+            self.send_error(int(word))
+        elif word == "garbage":
+            self.reply(200, b"<html>please log in</html>")
+        elif word == "endless":
+            self.endless()
+        elif word == "whole":
+            self.reply(200, GOOD)
+        elif begin >= len(GOOD):
+            self.send_error(416)
+        else:
+            begin = max(0, begin + int(number)) if word == "shifted" and asked else begin
+            end = begin + int(number) if word == "piece" else len(GOOD)
+            body = GOOD[begin:end]
+            about = {"Content-Range": f"bytes {begin}-{end - 1}/{len(GOOD)}"} if word != "nameless" else {}
+            sent = body[: int(number)] if word == "break" else body
+            self.reply(206 if asked else 200, sent, length=len(body), **about)
+
+    def reply(self, status: int, body: bytes, length: int | None = None, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def endless(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(bytes(1 << 16))
+        except OSError:
+            pass
+
+
+@contextmanager
+def serving(*script: str) -> Iterator[Server]:
+    server = Server(list(script))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def direct_and_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(fetch, "WAITS", (0.0,) * 3)
+
+
+def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
+    text = str(error.value)
+    assert "\n" not in text and "None" not in text
+    return text
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+UNPACKED = {f"{FOLDER}/{name}": content for name, content in CONTENTS.items()}
+
+
+# Downloads
+
+
+def test_a_download_shows_how_it_gets_on_and_leaves_the_archive_alone(tmp_path: Path) -> None:
+    shown: list[tuple[int, int | None]] = []
+    with serving("good") as server:
+        got = fetch.download(TINY, tmp_path / "new" / "root", url=server.url, show=lambda *now: shown.append(now))
+        assert files_in(tmp_path) == {f"new/root/{ARCHIVE}": GOOD} and got == tmp_path / "new" / "root" / ARCHIVE
+        assert shown[0] == (0, len(GOOD)) and shown[-1] == (len(GOOD), len(GOOD)) and shown == sorted(shown)
+        fetch.download(TINY, got.parent, url=server.url)
+        assert server.asked == [None], "an archive that is there and right is not asked for again"
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    with serving("break:1000", "break:2000", "good") as server:
+        assert fetch.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert server.asked == [None, "bytes=1000-", "bytes=3000-"]
+
+
+def test_a_line_that_breaks_often_but_gets_further_is_never_given_up(tmp_path: Path) -> None:
+    with serving(*["break:10000"] * 20, "good") as server:
+        assert fetch.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert len(server.asked) == 21 > 5 * len(fetch.WAITS)
+
+
+def test_a_server_that_gives_pieces_is_asked_for_the_next_ones(tmp_path: Path) -> None:
+    (tmp_path / f"{ARCHIVE}.part").write_bytes(GOOD[:10])
+    with serving(*["piece:50000"] * 4, "good") as server:
+        assert fetch.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert server.asked == [f"bytes={10 + 50_000 * k}-" for k in range(5)]
+
+
+def test_the_next_command_goes_on_with_what_the_last_one_left(tmp_path: Path) -> None:
+    with serving("break:5000", "break:0") as server, pytest.raises(UserError) as error:
+        fetch.download(TINY, tmp_path, url=server.url)
+    text = one_line(error)
+    assert server.url in text and f"broke off after 5000 of {len(GOOD)} bytes" in text
+    assert "run the command again to go on" in text
+    assert server.asked == [None] + ["bytes=5000-"] * len(fetch.WAITS)
+    assert files_in(tmp_path) == {f"{ARCHIVE}.part": GOOD[:5000]}
+    with serving("good") as server:
+        assert fetch.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert server.asked == ["bytes=5000-"]
+
+
+@pytest.mark.parametrize(
+    ("script", "asked"),
+    [
+        (["whole"], ["bytes=500-"]),
+        (["shifted:-100"], ["bytes=500-"]),
+        (["shifted:100", "good"], ["bytes=500-", None]),
+        (["nameless", "good"], ["bytes=500-", None]),
+        (["416", "good"], ["bytes=500-", None]),
+        (["503", "429", "good"], ["bytes=500-"] * 3),
+    ],
+    ids=["ignores ranges", "begins earlier", "leaves a gap", "does not say where", "refuses the range", "is busy"],
+)
+def test_other_answers_to_a_request_for_the_rest(tmp_path: Path, script: list[str], asked: list[str | None]) -> None:
+    (tmp_path / f"{ARCHIVE}.part").write_bytes(GOOD[:500])
+    with serving(*script) as server:
+        assert fetch.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert server.asked == asked
+
+
+@pytest.mark.parametrize(("extra", "asked"), [(b"", 1), (b"of something else", 2)])
+def test_a_part_of_the_full_size_is_verified_and_a_longer_one_thrown_away(
+    tmp_path: Path, extra: bytes, asked: int
+) -> None:
+    (tmp_path / f"{ARCHIVE}.part").write_bytes(GOOD + extra)
+    with serving("good") as server:
+        assert fetch.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert len(server.asked) == asked
+    assert files_in(tmp_path) == {ARCHIVE: GOOD}
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("garbage", f"MD5 {hashlib.md5(b'<html>please log in</html>').hexdigest()} instead of {TINY.md5}"),
+        ("404", "the server answers 404 Not Found"),
+        ("endless", "is larger than the data it should hold"),
+    ],
+)
+def test_a_server_without_the_archive_gets_one_line_and_leaves_nothing(tmp_path: Path, script: str, says: str) -> None:
+    with serving(script) as server, pytest.raises(UserError) as error:
+        fetch.download(TINY, tmp_path, url=server.url)
+    text = one_line(error)
+    assert says in text and server.url in text and "--from PATH" in text
+    assert len(server.asked) == 1 and files_in(tmp_path) == {}
+
+
+def test_no_server_at_all_gets_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/{ARCHIVE}"
+        with pytest.raises(UserError) as error:
+            fetch.download(TINY, tmp_path, url=url)
+    assert f"cannot download {url}: Connection refused; run the command again to go on" in one_line(error)
+
+
+# Where nothing can be written
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a disk that fills up."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+def test_a_folder_that_cannot_be_made_gets_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for root, says in (("file", "is not a folder"), ("file/data", "cannot write to")):
+        with pytest.raises(UserError) as error:
+            fetch.download(TINY, tmp_path / root)
+        assert says in one_line(error) and "--to" in one_line(error)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_to_gets_one_line(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with serving("good") as server, pytest.raises(UserError) as error:
+        fetch.download(TINY, tmp_path, url=server.url)
+    assert "Permission denied" in one_line(error)
+
+
+def test_a_full_disk_is_noticed_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    needed = len(GOOD) + sum(TINY.sizes.values())
+    with serving("good") as server:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, needed - 1))
+        with pytest.raises(UserError) as error:
+            fetch.download(TINY, tmp_path, url=server.url)
+        assert "has 1 MB left and 1 MB are needed: make room" in one_line(error)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, needed))
+        fetch.download(TINY, tmp_path, url=server.url)
+
+
+def test_a_disk_that_fills_up_gets_one_line(tmp_path: Path) -> None:
+    (tmp_path / ARCHIVE).write_bytes(GOOD)
+    with files_of_at_most(100_000), pytest.raises(UserError) as error:
+        fetch.unpack(TINY, tmp_path / ARCHIVE, tmp_path)
+    assert f"cannot write to {tmp_path}: File too large; make room" in one_line(error)
+    assert files_in(tmp_path) == {ARCHIVE: GOOD}
+    with serving("good") as server, files_of_at_most(100_000), pytest.raises(UserError) as error:
+        fetch.download(TINY, tmp_path / "other", url=server.url)
+    assert "File too large; make room" in one_line(error)
+
+
+# Archives
+
+
+def unpack(content: bytes, tmp_path: Path) -> dict[str, bytes]:
+    """What an archive leaves behind, here and beside."""
+    (tmp_path / "in").mkdir(exist_ok=True)
+    (tmp_path / "in" / ARCHIVE).write_bytes(content)
+    fetch.unpack(TINY, tmp_path / "in" / ARCHIVE, tmp_path / "out")
+    return files_in(tmp_path / "out")
+
+
+def test_only_the_data_files_are_unpacked_and_the_reader_takes_them(tmp_path: Path) -> None:
+    assert unpack(GOOD, tmp_path) == UNPACKED
+    data = cifar.read(TINY, tmp_path / "out")
+    rows = np.frombuffer(b"".join(CONTENTS.values()), np.uint8).reshape(-1, 3073)
+    assert np.array_equal(np.concatenate([data.y, data.y_test]), rows[:, 0])
+    assert np.array_equal(np.concatenate([data.x, data.x_test]).reshape(90, -1), rows[:, 1:])
+
+
+HOSTILE: dict[str, Callable[[tarfile.TarFile], None]] = {
+    "absolute": lambda tar: add(tar, "/tmp/fedhen-evil", b"evil"),
+    "parent": lambda tar: add(tar, "../evil", b"evil"),
+    "parent within": lambda tar: add(tar, f"{FOLDER}/../../evil", b"evil"),
+    "parent of another system": lambda tar: add(tar, "..\\evil", b"evil"),
+    "drive": lambda tar: add(tar, "C:/evil", b"evil"),
+    "symbolic link": lambda tar: add(tar, f"{FOLDER}/batches", kind=tarfile.SYMTYPE, link="/etc"),
+    "symbolic link as data": lambda tar: add(tar, f"{FOLDER}/test_batch.bin", kind=tarfile.SYMTYPE, link="/etc/passwd"),
+    "hard link": lambda tar: add(tar, f"{FOLDER}/hard", kind=tarfile.LNKTYPE, link="/etc/passwd"),
+    "character device": lambda tar: add(tar, f"{FOLDER}/null", kind=tarfile.CHRTYPE),
+    "block device": lambda tar: add(tar, f"{FOLDER}/disk", kind=tarfile.BLKTYPE),
+    "pipe": lambda tar: add(tar, f"{FOLDER}/pipe", kind=tarfile.FIFOTYPE),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_one_hostile_member_at_the_end_refuses_the_whole_archive(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UserError) as error:
+        unpack(archive(HOSTILE[kind]), tmp_path)
+    assert "is refused: its member" in one_line(error)
+    assert ("a link or a device" if "link" in kind or "device" in kind or kind == "pipe" else "leads out") in one_line(
+        error
+    )
+    assert list((tmp_path / "out").iterdir()) == [] and sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
+
+
+def huge_claim(tar: tarfile.TarFile) -> None:
+    member = tarfile.TarInfo(f"{FOLDER}/more")
+    member.size = 1 << 60
+    tar.addfile(member)
+
+
+def huge_name(tar: tarfile.TarFile) -> None:
+    member = tarfile.TarInfo(f"{FOLDER}/more")
+    member.pax_headers = {"comment": "0" * 30_000_000}
+    tar.addfile(member)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [lambda tar: add(tar, f"{FOLDER}/more", bytes(30_000_000)), huge_claim, huge_name],
+    ids=["zeros", "claim", "name"],
+)
+def test_a_bomb_is_refused_before_it_goes_off(tmp_path: Path, bomb: Callable[[tarfile.TarFile], None]) -> None:
+    with pytest.raises(UserError) as error:
+        unpack(archive(bomb), tmp_path)
+    assert "is refused" in one_line(error) and list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (archive(test_batch=CONTENTS["test_batch.bin"] + b"0"), "test_batch.bin has more than 61460 bytes"),
+        (archive(test_batch=CONTENTS["test_batch.bin"][:-1]), "test_batch.bin has fewer than 61460 bytes"),
+        (archive(test_batch=bytes(61_460)), "test_batch.bin was altered: its SHA-1 is not the published one"),
+        (GOOD[: len(GOOD) // 2], "is not a whole .tar.gz archive"),
+        (gzip.decompress(GOOD), "is not a whole .tar.gz archive"),
+        (gzip.compress(b"not a tar" * 1000), "is not a whole .tar.gz archive"),
+        (gzip.compress(b""), "is not a whole .tar.gz archive"),
+        (b"", "is not a whole .tar.gz archive"),
+    ],
+    ids=["longer", "shorter", "altered", "truncated", "not zipped", "not tar", "zipped nothing", "empty"],
+)
+def test_a_damaged_archive_leaves_what_was_there(tmp_path: Path, content: bytes, says: str) -> None:
+    unpack(GOOD, tmp_path)
+    with pytest.raises(UserError) as error:
+        unpack(content, tmp_path)
+    assert says in one_line(error)
+    assert files_in(tmp_path / "out") == UNPACKED
+
+
+def test_an_archive_of_something_else_lacks_the_files(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        add(tar, f"elsewhere/{FOLDER}/test_batch.bin", CONTENTS["test_batch.bin"])
+        add(tar, f"{FOLDER}/data_batch_1.bin", kind=tarfile.DIRTYPE)
+    with pytest.raises(UserError, match=r"lacks data_batch_1\.bin, data_batch_2\.bin, test_batch\.bin") as error:
+        unpack(packed.getvalue(), tmp_path)
+    assert one_line(error) and list((tmp_path / "out").iterdir()) == []
+
+
+def test_no_flipped_byte_breaks_more_than_the_archive(tmp_path: Path) -> None:
+    """A byte of a header anywhere, within gzip's stream and outside: the right files or one line."""
+    plain = bytearray(gzip.decompress(GOOD))
+    rng = np.random.default_rng(0)
+    headers = [place for place in range(0, len(plain), 512) if plain[place + 257 : place + 262] == b"ustar"]
+    assert len(headers) == 5
+    refused = 0
+    for _ in range(150):
+        place = int(rng.choice(headers) + rng.integers(0, 512))
+        changed = plain[:place] + bytes([rng.integers(0, 256)]) + plain[place + 1 :]
+        try:
+            assert unpack(gzip.compress(changed, 1), tmp_path) == UNPACKED
+        except UserError as error:
+            assert "\n" not in str(error)
+            refused += 1
+        shutil.rmtree(tmp_path / "out")
+    assert refused > 50
+
+
+# What the user already has
+
+
+@pytest.mark.parametrize("given", ["archive", "folder", "parent"])
+def test_a_copy_in_hand_is_taken_without_the_network(tmp_path: Path, given: str) -> None:
+    (tmp_path / "mine.tgz").write_bytes(GOOD)
+    unpack(GOOD, tmp_path)
+    sources = {"archive": tmp_path / "mine.tgz", "folder": tmp_path / "out" / FOLDER, "parent": tmp_path / "out"}
+    assert fetch.take(TINY, sources[given], tmp_path / "root") == tmp_path / "root" / FOLDER
+    assert files_in(tmp_path / "root") == files_in(tmp_path / "out") == UNPACKED
+    assert fetch.take(TINY, tmp_path / "root", tmp_path / "root") and files_in(tmp_path / "root") == UNPACKED
+
+
+def test_a_copy_that_is_not_the_published_one_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "other.tar.gz").write_bytes(archive(HOSTILE["pipe"]))
+    (tmp_path / "empty").mkdir()
+    unpack(GOOD, tmp_path)
+    folder = tmp_path / "out" / FOLDER
+    (folder / "test_batch.bin").write_bytes(bytes(61_460))
+    says = {
+        tmp_path / "other.tar.gz": "is not the official tiny-binary.tar.gz: its MD5 is ",
+        tmp_path / "nowhere": "does not exist",
+        tmp_path / "empty": "lacks data_batch_1.bin, data_batch_2.bin, test_batch.bin",
+        folder: "test_batch.bin was altered",
+    }
+    for source, text in says.items():
+        with pytest.raises(UserError) as error:
+            fetch.take(TINY, source, tmp_path / "root")
+        assert text in one_line(error) and str(source) in one_line(error)
+    assert not (tmp_path / "root").exists() or files_in(tmp_path / "root") == {}
+
+
+def test_every_file_is_verified(tmp_path: Path) -> None:
+    unpack(GOOD, tmp_path)
+    root, folder = tmp_path / "out", tmp_path / "out" / FOLDER
+    assert fetch.verify(TINY, root) == [(name, None) for name in CONTENTS]
+    (folder / "data_batch_1.bin").unlink()
+    (folder / "data_batch_2.bin").write_bytes(b"short")
+    (folder / "test_batch.bin").write_bytes(CONTENTS["test_batch.bin"][:-1] + b"?")
+    assert fetch.verify(TINY, root) == [
+        ("data_batch_1.bin", "is missing"),
+        ("data_batch_2.bin", "has 5 bytes instead of 92190"),
+        ("test_batch.bin", "was altered: its SHA-1 is another"),
+    ]
+
+
+# The commands
+
+
+def fedhen(*arguments: object) -> int:
+    """The command line with `data` alone."""
+    top = Parser(prog="fedhen")
+    data_commands.add_commands(top.add_subparsers(dest="command", required=True))
+    options = top.parse_args([str(argument) for argument in arguments])
+    return int(options.run(options))
+
+
+def test_the_command_names_the_published_data_sets() -> None:
+    assert tuple(PUBLISHED) == data_commands.DATA_SETS
+
+
+def test_fetch_then_check_then_fetch_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDHEN_DATA", str(tmp_path / "data"))
+    with pytest.raises(UserError, match="holds no data set: get one with `fedhen data fetch cifar10`"):
+        fedhen("data", "check")
+    with serving("break:9000", "good") as server:
+        monkeypatch.setitem(PUBLISHED, "cifar10", replace(TINY, url=server.url))
+        assert fedhen("data", "fetch", "cifar10") == 0
+        shown = capsys.readouterr()
+        assert f"cifar10 lies in {tmp_path / 'data' / FOLDER}: 3 files, all verified\n" == shown.out
+        assert f"{ARCHIVE}  0.3 of 0.3 MB (100 %)" in shown.err.splitlines()
+        assert files_in(tmp_path / "data") == UNPACKED, "the archive is not kept"
+        assert fedhen("data", "fetch", "cifar10") == 0 and len(server.asked) == 2
+    assert "cifar10 is already in" in capsys.readouterr().out
+    for folder in ([], [tmp_path / "data"], [tmp_path / "data" / FOLDER]):
+        assert fedhen("data", "check", *folder) == 0
+        assert capsys.readouterr().out.splitlines() == [f"cifar10   {name:18}verified" for name in CONTENTS]
+    (tmp_path / "data" / FOLDER / "test_batch.bin").unlink()
+    remedy = f"1 of the files are wrong: get them with `fedhen data fetch cifar10 --to {tmp_path / 'data'}`"
+    with pytest.raises(UserError, match=remedy):
+        fedhen("data", "check")
+    assert "cifar10   test_batch.bin    is missing" in capsys.readouterr().out
+
+
+def test_fetch_from_a_copy_to_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(PUBLISHED, "cifar10", TINY)
+    (tmp_path / ARCHIVE).write_bytes(GOOD)
+    assert fedhen("data", "fetch", "cifar10", "--from", tmp_path / ARCHIVE, "--to", tmp_path / "to", "--quiet") == 0
+    assert f"--data-dir {tmp_path / 'to'}" in capsys.readouterr().out
+    assert files_in(tmp_path) == {ARCHIVE: GOOD, **{f"to/{name}": content for name, content in UNPACKED.items()}}
+
+
+@pytest.mark.parametrize("arguments", [["data"], ["data", "fetch"], ["data", "fetch", "mnist"], ["data", "chekc"]])
+def test_wrong_arguments_get_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        fedhen(*arguments)
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2 and shown.count("\n") == 1 and "--help" in shown
+
+
+# The real files
+
+
+@pytest.mark.parametrize("files", [CIFAR10, CIFAR100], ids=lambda files: files.name)
+def test_the_published_files_are_the_published_ones(files: Files) -> None:
+    if not (fetch.data_root() / files.folder).is_dir():
+        pytest.skip(f"{files.name} is not in {fetch.data_root()}: set FEDHEN_DATA to test with the real files")
+    assert fetch.verify(files, fetch.data_root()) == [(name, None) for name in (*files.train, *files.test)]
