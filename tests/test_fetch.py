@@ -23,9 +23,10 @@ import pytest
 
 from fedhen.cli import data as data_commands
 from fedhen.cli.main import Parser
+from fedhen.data import archive as archives
 from fedhen.data import cifar, fetch
-from fedhen.data.cifar import CIFAR10, CIFAR100, PUBLISHED, Files
-from fedhen.data.dataset import Normalisation
+from fedhen.data.published import CIFAR10, CIFAR100, PUBLISHED, Files, verify
+from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 
 FOLDER, ARCHIVE = "tiny-batches-bin", "tiny-binary.tar.gz"
@@ -71,7 +72,8 @@ TINY = Files(
     sizes={name: 3073 * images for name, images in IMAGES.items()},
     labels=1,
     classes=10,
-    normalisation=Normalisation((0.0,) * 3, (1.0,) * 3),
+    mean=(0.0,) * 3,
+    std=(1.0,) * 3,
 )
 
 
@@ -311,7 +313,7 @@ def test_a_full_disk_is_noticed_before_it_is_full(tmp_path: Path, monkeypatch: p
 def test_a_disk_that_fills_up_gets_one_line(tmp_path: Path) -> None:
     (tmp_path / ARCHIVE).write_bytes(GOOD)
     with files_of_at_most(100_000), pytest.raises(UserError) as error:
-        fetch.unpack(TINY, tmp_path / ARCHIVE, tmp_path)
+        archives.unpack(TINY, tmp_path / ARCHIVE, tmp_path)
     assert f"cannot write to {tmp_path}: File too large; make room" in one_line(error)
     assert files_in(tmp_path) == {ARCHIVE: GOOD}
     with serving("good") as server, files_of_at_most(100_000), pytest.raises(UserError) as error:
@@ -326,7 +328,7 @@ def unpack(content: bytes, tmp_path: Path) -> dict[str, bytes]:
     """What an archive leaves behind, here and beside."""
     (tmp_path / "in").mkdir(exist_ok=True)
     (tmp_path / "in" / ARCHIVE).write_bytes(content)
-    fetch.unpack(TINY, tmp_path / "in" / ARCHIVE, tmp_path / "out")
+    archives.unpack(TINY, tmp_path / "in" / ARCHIVE, tmp_path / "out")
     return files_in(tmp_path / "out")
 
 
@@ -362,6 +364,7 @@ def test_one_hostile_member_at_the_end_refuses_the_whole_archive(tmp_path: Path,
         error
     )
     assert list((tmp_path / "out").iterdir()) == [] and sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
+    assert not Path("/tmp/fedhen-evil").exists()
 
 
 def huge_claim(tar: tarfile.TarFile) -> None:
@@ -446,9 +449,9 @@ def test_a_copy_in_hand_is_taken_without_the_network(tmp_path: Path, given: str)
     (tmp_path / "mine.tgz").write_bytes(GOOD)
     unpack(GOOD, tmp_path)
     sources = {"archive": tmp_path / "mine.tgz", "folder": tmp_path / "out" / FOLDER, "parent": tmp_path / "out"}
-    assert fetch.take(TINY, sources[given], tmp_path / "root") == tmp_path / "root" / FOLDER
+    assert archives.take(TINY, sources[given], tmp_path / "root") == tmp_path / "root" / FOLDER
     assert files_in(tmp_path / "root") == files_in(tmp_path / "out") == UNPACKED
-    assert fetch.take(TINY, tmp_path / "root", tmp_path / "root") and files_in(tmp_path / "root") == UNPACKED
+    assert archives.take(TINY, tmp_path / "root", tmp_path / "root") and files_in(tmp_path / "root") == UNPACKED
 
 
 def test_a_copy_that_is_not_the_published_one_is_not_taken(tmp_path: Path) -> None:
@@ -465,7 +468,7 @@ def test_a_copy_that_is_not_the_published_one_is_not_taken(tmp_path: Path) -> No
     }
     for source, text in says.items():
         with pytest.raises(UserError) as error:
-            fetch.take(TINY, source, tmp_path / "root")
+            archives.take(TINY, source, tmp_path / "root")
         assert text in one_line(error) and str(source) in one_line(error)
     assert not (tmp_path / "root").exists() or files_in(tmp_path / "root") == {}
 
@@ -473,11 +476,11 @@ def test_a_copy_that_is_not_the_published_one_is_not_taken(tmp_path: Path) -> No
 def test_every_file_is_verified(tmp_path: Path) -> None:
     unpack(GOOD, tmp_path)
     root, folder = tmp_path / "out", tmp_path / "out" / FOLDER
-    assert fetch.verify(TINY, root) == [(name, None) for name in CONTENTS]
+    assert verify(TINY, root) == [(name, None) for name in CONTENTS]
     (folder / "data_batch_1.bin").unlink()
     (folder / "data_batch_2.bin").write_bytes(b"short")
     (folder / "test_batch.bin").write_bytes(CONTENTS["test_batch.bin"][:-1] + b"?")
-    assert fetch.verify(TINY, root) == [
+    assert verify(TINY, root) == [
         ("data_batch_1.bin", "is missing"),
         ("data_batch_2.bin", "has 5 bytes instead of 92190"),
         ("test_batch.bin", "was altered: its SHA-1 is another"),
@@ -518,7 +521,7 @@ def test_fetch_then_check_then_fetch_again(
         assert fedhen("data", "check", *folder) == 0
         assert capsys.readouterr().out.splitlines() == [f"cifar10   {name:18}verified" for name in CONTENTS]
     (tmp_path / "data" / FOLDER / "test_batch.bin").unlink()
-    remedy = f"1 of the files are wrong: get them with `fedhen data fetch cifar10 --to {tmp_path / 'data'}`"
+    remedy = f"files that are missing or wrong: 1; get them with `fedhen data fetch cifar10 --to {tmp_path / 'data'}`"
     with pytest.raises(UserError, match=remedy):
         fedhen("data", "check")
     assert "cifar10   test_batch.bin    is missing" in capsys.readouterr().out
@@ -547,6 +550,6 @@ def test_wrong_arguments_get_one_line(arguments: list[str], capsys: pytest.Captu
 
 @pytest.mark.parametrize("files", [CIFAR10, CIFAR100], ids=lambda files: files.name)
 def test_the_published_files_are_the_published_ones(files: Files) -> None:
-    if not (fetch.data_root() / files.folder).is_dir():
-        pytest.skip(f"{files.name} is not in {fetch.data_root()}: set FEDHEN_DATA to test with the real files")
-    assert fetch.verify(files, fetch.data_root()) == [(name, None) for name in (*files.train, *files.test)]
+    if not (data_root() / files.folder).is_dir():
+        pytest.skip(f"{files.name} is not in {data_root()}: set FEDHEN_DATA to test with the real files")
+    assert verify(files, data_root()) == [(name, None) for name in (*files.train, *files.test)]

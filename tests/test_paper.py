@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from fedhen.config import Config
 from fedhen.errors import UserError
@@ -192,24 +194,19 @@ def test_bytes_to_the_papers_targets(all_runs: list[Run]) -> None:
 
 
 def test_auto_targets_follow_the_papers_rule_where_all_methods_are_finished(all_runs: list[Run]) -> None:
-    tops = {"fedhen": 0.90, "noside": 0.8777, "decouple": 0.869}
+    steps = {
+        "fedhen": {100: 0.80, 300: 0.8701, 900: 0.90},
+        "decouple": {100: 0.80, 800: 0.8599, 900: 0.8690, 901: 0.85},
+        "noside": {100: 0.80, 600: 0.8701, 900: 0.8777},
+    }
     runs = [
-        federated(
-            "cifar10-noniid",
-            method,
-            {tier: staircase(1000, {100: 0.8, 500: 0.8589 + place / 100, 900: top}) for tier in ("simple", "complex")},
-            evaluation={"every": 1},
-        )
-        for place, (method, top) in enumerate(tops.items(), start=1)
+        federated("cifar10-noniid", method, {tier: staircase(1000, each) for tier in ("simple", "complex")})
+        for method, each in steps.items()
     ]
     table = tables([*runs, from_the_paper("cifar100-noniid", "fedhen")])["table-2-auto"]
-    # the worst method's best is 86.9 %: Decouple has 88.89 % at round 500 and is best there, so NoSide's 87.89 is worst
-    assert cells(table) == {
-        ("simple", "CIFAR-10", "87.8 %"): ("900", "500", "500", "0.6×"),
-        ("simple", "CIFAR-10", "86.8 %"): ("500", "500", "500", "1.0×"),
-        ("complex", "CIFAR-10", "87.8 %"): ("900", "500", "500", "0.6×"),
-        ("complex", "CIFAR-10", "86.8 %"): ("500", "500", "500", "1.0×"),
-    }
+    # the worst method's best is Decouple's 86.90 %; the best other method is NoSide, 600 / 300 = 2
+    expected = {"86.9 %": ("300", "900", "600", "2.0×"), "85.9 %": ("300", "800", "600", "2.0×")}
+    assert cells(table) == {(t, "CIFAR-10", a): row for t in ("simple", "complex") for a, row in expected.items()}
     assert any("CIFAR-100: not all methods are finished" in note for note in table.notes)
     # runs that stop at the paper's targets give these back
     again = cells(tables(all_runs)["table-1-auto"])
@@ -269,7 +266,8 @@ def test_a_run_that_changes_its_recipe_stands_in_only_where_none_follows_it() ->
     short = {tier: staircase(20, {7: 0.9}) for tier in ("simple", "complex")}
     trial = federated("cifar10-iid", "fedhen", short, seed=1)
     trial = replace(trial, folder=Path("trial"))
-    limited = one_place("cifar10", "simple", 1.0, [0.9] * 100, data={"limit": 2000, "fraction": 1.0})
+    limited = one_place("cifar10", "simple", 1.0, [0.9] * 100)
+    limited.config["data"]["limit"] = 2000
 
     alone = find([trial, limited])
     assert cells(paper_tables(alone, "devices")[0])["simple", "CIFAR-10", "84.4 %"][0] == "7 (289)"
@@ -372,15 +370,17 @@ def test_nothing_is_cut_off_or_too_small_to_print(seeds: int) -> None:
             assert figure.get_figwidth() <= 5
             figure.set_dpi(100)
             figure.draw_without_rendering()
-            for text in figure.findobj(lambda artist: hasattr(artist, "get_text") and bool(artist.get_text())):
-                box = text.get_window_extent()
-                where = (each.number, text.get_text())  # type: ignore[attr-defined]
-                assert text.get_fontsize() >= 6, where  # type: ignore[attr-defined]
+            for text in figure.findobj(Text):
+                assert isinstance(text, Text)
+                if not text.get_text():
+                    continue
+                box, where = text.get_window_extent(), (each.number, text.get_text())
+                assert float(text.get_fontsize()) >= 6, where
                 assert -1 <= box.x0 < box.x1 <= figure.bbox.x1 + 1, where
                 assert -1 <= box.y0 < box.y1 <= figure.bbox.y1 + 1, where
             for axis in figure.axes:
                 upper, lower = (text.get_window_extent() for text in axis.texts[:2])
-                assert upper.y0 >= lower.y1 - 2.5  # the box of a text has room for letters that hang down
+                assert upper.y0 >= lower.y1
 
 
 def test_all_files_are_written(all_runs: list[Run], tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ def test_latex_is_balanced_and_its_rows_are_full(all_runs: list[Run], tmp_path: 
     assert source.startswith("% needs \\usepackage{booktabs,multirow,graphicx}")
     bare = re.sub(r"\\[{}&%]", "", source)
     assert bare.count("{") == bare.count("}")
-    assert re.findall(r"\\begin\{(\w+)\}", source).sort() == re.findall(r"\\end\{(\w+)\}", source).sort()
+    assert Counter(re.findall(r"\\begin\{(\w+)\}", source)) == Counter(re.findall(r"\\end\{(\w+)\}", source))
     tabulars = re.findall(r"\\begin\{tabular\}\{(l+r+)\}(.*?)\\end\{tabular\}", bare, flags=re.DOTALL)
     assert len(tabulars) == (11 if complete else 5)
     for columns, body in tabulars:
@@ -468,8 +468,10 @@ def test_names_from_files_cannot_inject_markup(tmp_path: Path) -> None:
     assert evil in page.text
 
 
-def test_from_folders_without_any_run_and_into_no_folder(tmp_path: Path) -> None:
+def test_from_a_folder_from_nothing_and_into_what_is_no_folder(tmp_path: Path) -> None:
     folder = write_folder(from_the_paper("cifar10-iid", "fedhen"), tmp_path / "runs" / "fedhen")
+    config = replace(recipe_named("cifar10-iid"), method="fedhen")
+    (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
     report = write_paper([read_run(folder)], tmp_path / "paper")
     assert "289 (289)" in report.text
     assert "Finished: 1 of the paper’s 12 runs" in report.text

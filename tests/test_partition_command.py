@@ -17,8 +17,8 @@ from PIL import Image
 from fedhen.cli import data as data_commands
 from fedhen.cli.main import Parser
 from fedhen.config import Config, DevicesConfig, SplitConfig
-from fedhen.data.cifar import PUBLISHED
-from fedhen.data.fetch import data_root
+from fedhen.data.published import PUBLISHED
+from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 from fedhen.experiment import assemble
 from fedhen.recipes import recipe_named

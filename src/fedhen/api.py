@@ -16,7 +16,7 @@ from fedhen.algorithm.methods import Method, method_named
 from fedhen.config import OWN
 from fedhen.data import sources
 from fedhen.data.dataset import Data
-from fedhen.data.fetch import data_root
+from fedhen.data.storage import data_root
 from fedhen.errors import UserError, unknown
 from fedhen.evaluation import accuracy
 from fedhen.folders import claim

@@ -13,7 +13,8 @@ from fedhen.params import Average, Weights, shapes_of
 
 
 def accuracy(module: nn.Module, data: Data, batch_size: int) -> float:
-    """The share of the test set that the module's last exit classifies rightly."""
+    """The share of the test set that the module's last exit classifies rightly; a batch size of 0 is left to us."""
+    batch_size = batch_size or (1000 if data.x_test.is_cuda else 100)
     module.eval()
     right = torch.zeros((), dtype=torch.int64, device=data.y_test.device)
     with torch.no_grad():

@@ -17,7 +17,7 @@ from fedhen.algorithm.methods import Method, method_named
 from fedhen.config import OWN, Config, DataConfig, SplitConfig
 from fedhen.data import partitions, sources
 from fedhen.data.dataset import Data, Index
-from fedhen.data.fetch import data_root
+from fedhen.data.storage import data_root
 from fedhen.errors import UserError, unknown
 from fedhen.evaluation import LastModels, accuracy
 from fedhen.model_files import save_models

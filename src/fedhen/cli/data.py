@@ -12,12 +12,15 @@ from shlex import quote
 from typing import Any
 
 from fedhen.cli.options import RUNS, add_recipe, configured
+from fedhen.data import archive as archives
 from fedhen.data import fetch
+from fedhen.data.published import MISSING, PUBLISHED, verify
+from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 from fedhen.folders import claim_fresh
 from fedhen.reports.partition import Partition, write_partition
 
-DATA_SETS = ("cifar10", "cifar100")
+DATA_SETS = tuple(PUBLISHED)
 SECONDS_BETWEEN_LINES = 10.0
 EXAMPLES = """\
 examples:
@@ -80,19 +83,17 @@ def add_commands(commands: Any) -> None:
 
 def fetch_command(options: argparse.Namespace) -> int:
     """`fedhen data fetch`."""
-    from fedhen.data.cifar import PUBLISHED
-
-    files, root = PUBLISHED[options.name], fetch.data_root(options.to)
+    files, root = PUBLISHED[options.name], data_root(options.to)
     where = root / files.folder
-    if not any(problem for _, problem in fetch.verify(files, root)):
+    if not any(problem for _, problem in verify(files, root)):
         print(f"{files.name} is already in {where}: {len(files.sha1)} files, all verified")
         return 0
     if options.source is not None:
-        fetch.take(files, options.source, root)
+        archives.take(files, options.source, root)
     else:
         with progress(files.archive, options.quiet) as show:
             archive = fetch.download(files, root, show=show)
-        fetch.unpack(files, archive, root)
+        archives.unpack(files, archive, root)
         archive.unlink()
     print(f"{files.name} lies in {where}: {len(files.sha1)} files, all verified")
     if options.to is not None:
@@ -102,25 +103,24 @@ def fetch_command(options: argparse.Namespace) -> int:
 
 def check_command(options: argparse.Namespace) -> int:
     """`fedhen data check`."""
-    from fedhen.data.cifar import PUBLISHED
-
-    folder = fetch.data_root(options.folder)
+    folder = data_root(options.folder)
     # The folder of one data set may be named too, like cifar-10-batches-bin.
     inner = folder.resolve()
     roots = {name: inner.parent if inner.name == files.folder else folder for name, files in PUBLISHED.items()}
-    found = [files for name, files in PUBLISHED.items() if (roots[name] / files.folder).is_dir()]
+    checks = {name: verify(files, roots[name]) for name, files in PUBLISHED.items()}
+    found = {name: check for name, check in checks.items() if any(problem != MISSING for _, problem in check)}
     if not found:
         raise UserError(f"{folder} holds no data set: get one with `fedhen data fetch {DATA_SETS[0]}`")
     wrong = []
-    for files in found:
-        for file, problem in fetch.verify(files, roots[files.name]):
-            print(f"{files.name:10}{file:18}{problem or 'verified'}")
-            wrong += [files.name] * bool(problem)
+    for name, check in found.items():
+        for file, problem in check:
+            print(f"{name:10}{file:18}{problem or 'verified'}")
+            wrong += [name] * bool(problem)
     if wrong:
         remedies = " and ".join(
             f"`fedhen data fetch {name} --to {quote(str(roots[name]))}`" for name in dict.fromkeys(wrong)
         )
-        raise UserError(f"{len(wrong)} of the files are wrong: get them with {remedies}")
+        raise UserError(f"files that are missing or wrong: {len(wrong)}; get them with {remedies}")
     return 0
 
 
@@ -130,7 +130,7 @@ def partition_command(options: argparse.Namespace) -> int:
     from fedhen.data import sources
     from fedhen.experiment import deal
 
-    data = sources.load(config.data, fetch.data_root(options.data_dir), config.seed)
+    data = sources.load(config.data, data_root(options.data_dir), config.seed)
     shards = deal(data, config.split, config.devices.number, config.seed)
     counts = [data.y[shard].bincount(minlength=data.classes).tolist() for shard in shards]
     out = options.out or claim_fresh(RUNS, f"partition-{config.recipe}")

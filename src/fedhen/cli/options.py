@@ -26,7 +26,6 @@ def add_recipe(command: argparse.ArgumentParser, default: str | None = None) -> 
 
 def add_settings(command: argparse.ArgumentParser) -> None:
     """Changes to a configuration."""
-    command.add_argument("--rounds", type=int, metavar="N", help="communication rounds")
     command.add_argument(
         "--set",
         action="append",
@@ -35,6 +34,11 @@ def add_settings(command: argparse.ArgumentParser) -> None:
         dest="settings",
         help="change a setting, like training.lr=0.05; `fedhen recipes NAME` lists them; may be repeated",
     )
+
+
+def add_rounds(command: argparse.ArgumentParser) -> None:
+    """How long to train."""
+    command.add_argument("--rounds", type=int, metavar="N", help="communication rounds")
 
 
 def add_seeds(command: argparse.ArgumentParser) -> None:
@@ -76,9 +80,9 @@ def changed(config: Config, options: argparse.Namespace) -> Config:
     if getattr(options, "data", None) is not None:
         # The path is part of the record, so that the run can be repeated from anywhere.
         config = replace(config, data=replace(config.data, name=str(options.data.resolve()), limit=0))
-    rounds = [f"rounds={options.rounds}"] if options.rounds is not None else []
-    seed = [f"seed={options.seed}"] if getattr(options, "seed", None) is not None else []
-    return toml.with_settings(config, [*options.settings, *rounds, *seed])
+    given = {key: getattr(options, key, None) for key in ("rounds", "seed")}
+    settings = [f"{key}={value}" for key, value in given.items() if value is not None]
+    return toml.with_settings(config, [*options.settings, *settings])
 
 
 def with_seeds(config: Config, options: argparse.Namespace) -> list[Config]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedhen.cli.options import RUNS, add_machine, add_settings, changed
+from fedhen.cli.options import RUNS, add_machine, add_rounds, add_settings, changed
 from fedhen.cli.training import Job, train_all
 from fedhen.errors import UserError, unknown
 from fedhen.recipes import centralised, recipe_named
@@ -47,6 +47,7 @@ def add_commands(commands: Any) -> None:
     paper.add_argument("--only", metavar="R,R", help=f"with --run, only these: {', '.join(_experiments())}")
     paper.add_argument("--seed", type=int, metavar="S", help="with --run, the seed of the runs")
     add_settings(paper)
+    add_rounds(paper)
     add_machine(paper)
     paper.set_defaults(run=paper_command, force=False)
 
@@ -57,7 +58,8 @@ def paper_command(options: argparse.Namespace) -> int:
     if options.train:
         jobs = list(missing_jobs(found_runs(options.runs), wanted, options))
         options.force = True  # names are chosen so that nothing is replaced
-        train_all(jobs, options, lambda: options.runs)
+        if jobs:
+            train_all(jobs, options, lambda: options.runs)
     elif not options.runs.is_dir():
         raise UserError(f"{options.runs} does not exist: name the folder of your runs with --runs, or train with --run")
     out = options.out or options.runs / "paper"
@@ -80,11 +82,12 @@ def found_runs(folder: Path) -> list[Run]:
 
 def missing_jobs(runs: Sequence[Run], wanted: Sequence[str], options: argparse.Namespace) -> Iterator[Job]:
     """What is still to be trained."""
-    for recipe, method in missing(runs):
+    own = bool(options.settings or options.rounds)  # then runs with such changes are what is asked for
+    for recipe, method in missing(runs, changed=own):
         if recipe in wanted:
             config = replace(changed(recipe_named(recipe), options), method=method)
             yield Job(f"{recipe} {method}", _free(options.runs, f"{recipe}-{method}-seed{config.seed}"), config)
-    for data, tier, fraction in missing_centralised(runs):
+    for data, tier, fraction in missing_centralised(runs, changed=own):
         if f"{data}-centralised" in wanted:
             config = changed(centralised(recipe_named(f"{data}-iid"), tier, fraction), options)
             name = f"{config.recipe}-{tier}-{fraction:g}"

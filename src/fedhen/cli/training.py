@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedhen.cli.options import RUNS, add_machine, add_out, add_recipe, add_seeds, configured, with_seeds
+from fedhen.cli.options import RUNS, add_machine, add_out, add_recipe, add_rounds, add_seeds, configured, with_seeds
 from fedhen.config import Config
 from fedhen.errors import UserError
 from fedhen.folders import claim, claim_fresh
@@ -82,6 +82,7 @@ def add_commands(commands: Any) -> None:
     for command in (run, compare, alone):
         add_recipe(command, "digits" if command is compare else None)
         command.add_argument("--data", type=Path, metavar="PATH", help=DATA_HELP)
+        add_rounds(command)
         add_seeds(command)
         add_out(command)
         add_machine(command)

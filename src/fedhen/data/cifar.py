@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,107 +10,29 @@ import torch
 from torch import Tensor
 
 from fedhen.data.dataset import Data, Normalisation
+from fedhen.data.published import Files, problem
 from fedhen.errors import UserError
 
 IMAGE = (3, 32, 32)
-
-
-@dataclass(frozen=True)
-class Files:
-    """A data set as its authors publish it."""
-
-    name: str
-    url: str
-    md5: str
-    """Of the archive."""
-    folder: str
-    """What the archive unpacks to."""
-    train: Mapping[str, str]
-    """File -> SHA-1, in order."""
-    test: Mapping[str, str]
-    sizes: Mapping[str, int]
-    """File -> bytes."""
-    labels: int
-    """Label bytes before each image; the last one counts."""
-    classes: int
-    normalisation: Normalisation
-
-    @property
-    def archive(self) -> str:
-        """The archive's file name."""
-        return self.url.rpartition("/")[2]
-
-    @property
-    def sha1(self) -> dict[str, str]:
-        """Every file that is read, with its SHA-1."""
-        return {**self.train, **self.test}
-
-
-def _of_unit(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalisation:
-    """A normalisation of pixels between 0 and 1, for bytes."""
-    return Normalisation(tuple(255 * m for m in mean), tuple(255 * s for s in std))
-
-
-CIFAR10 = Files(
-    name="cifar10",
-    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    md5="c32a1d4ab5d03f1284b67883e8d87530",
-    folder="cifar-10-batches-bin",
-    train={
-        "data_batch_1.bin": "aadd24acce27caa71bf4b10992e9e7b2d74c2540",
-        "data_batch_2.bin": "c0ba65cce70568cd57b4e03e9ac8d2a5367c1795",
-        "data_batch_3.bin": "1dd00a74ab1d17a6e7d73e185b69dbf31242f295",
-        "data_batch_4.bin": "aab85764eb3584312d3c7f65fd2fd016e36a258e",
-        "data_batch_5.bin": "26e2849e66a845b7f1e4614ae70f4889ae604628",
-    },
-    test={"test_batch.bin": "67eb016db431130d61cd03c7ad570b013799c88c"},
-    sizes={f"{name}.bin": 30_730_000 for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")},
-    labels=1,
-    classes=10,
-    normalisation=_of_unit((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-)
-CIFAR100 = Files(
-    name="cifar100",
-    url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-    md5="03b5dce01913d631647c71ecec9e9cb8",
-    folder="cifar-100-binary",
-    train={"train.bin": "e207cd2e05b73b1393c74c7f5e7bea451d63e08e"},
-    test={"test.bin": "8fb6623e830365ff53cf14adec797474f5478006"},
-    sizes={"train.bin": 153_700_000, "test.bin": 30_740_000},
-    labels=2,
-    classes=100,
-    normalisation=_of_unit((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-)
-PUBLISHED = {files.name: files for files in (CIFAR10, CIFAR100)}
 
 
 def read(files: Files, root: Path) -> Data:
     """The data set from its folder below `root`; a UserError says which file is wrong and how to get it."""
     x, y = _examples(files, root, files.train)
     x_test, y_test = _examples(files, root, files.test)
-    return Data(x, y, x_test, y_test, files.classes, normalisation=files.normalisation)
-
-
-def checked(files: Files, root: Path, name: str) -> bytes:
-    """One file's bytes, if they are the published ones."""
-    path = root / files.folder / name
-    remedy = f"get it with `fedhen data fetch {files.name}`, or name its folder with --data-dir or FEDHEN_DATA"
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: {remedy}") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) != files.sizes[name]:
-        raise UserError(f"{path} has {len(content)} bytes instead of {files.sizes[name]}: {remedy}")
-    if hashlib.sha1(content).hexdigest() != files.sha1[name]:
-        raise UserError(f"{path} was altered, its SHA-1 is not the published one: {remedy}")
-    return content
+    pixels = Normalisation(tuple(255 * m for m in files.mean), tuple(255 * s for s in files.std))
+    return Data(x, y, x_test, y_test, files.classes, normalisation=pixels)
 
 
 def _examples(files: Files, root: Path, names: Mapping[str, str]) -> tuple[Tensor, Tensor]:
-    rows = np.concatenate(
-        [np.frombuffer(checked(files, root, name), np.uint8).reshape(-1, files.labels + 3072) for name in names]
-    )
+    rows = np.concatenate([_records(files, root / files.folder / name) for name in names])
     images = np.ascontiguousarray(rows[:, files.labels :]).reshape(-1, *IMAGE)
     return torch.from_numpy(images), torch.from_numpy(rows[:, files.labels - 1].astype(np.int64))
+
+
+def _records(files: Files, path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """One row an image: its label bytes, then its pixels."""
+    if wrong := problem(files, path):
+        remedy = f"get it with `fedhen data fetch {files.name}`, or name its folder with --data-dir or FEDHEN_DATA"
+        raise UserError(f"{path} {wrong}: {remedy}")
+    return np.fromfile(path, np.uint8).reshape(-1, files.labels + int(np.prod(IMAGE)))

@@ -33,13 +33,16 @@ AT_ONCE = 1000
 
 def read(path: Path) -> Data:
     """The data set at that path: a folder with train/CLASS/*.png and test/CLASS/*.png (or jpg), or an .npz file."""
-    if path.is_dir():
-        return _folder(path)
-    if not path.exists():
-        raise UserError(f"{path} does not exist: name a folder with train/CLASS/*.png and test/CLASS/*.png, or an .npz")
-    if path.suffix != ".npz":
-        raise UserError(f"{path} is neither a folder of images nor an .npz file")
-    return _npz(path)
+    try:
+        if path.is_dir():
+            return _folder(path)
+        if not path.exists():
+            raise UserError(f"{path} does not exist: name a folder with train/CLASS and test/CLASS, or an .npz file")
+        if path.suffix != ".npz":
+            raise UserError(f"{path} is neither a folder of images nor an .npz file")
+        return _npz(path)
+    except OSError as error:
+        raise UserError(f"{error.filename or path} cannot be read: {error.strerror}") from None
 
 
 def _folder(path: Path) -> Data:

@@ -14,8 +14,8 @@ import torch
 from fedhen import seeds
 from fedhen.config import OWN, DataConfig
 from fedhen.data import cifar, own
-from fedhen.data.cifar import PUBLISHED
 from fedhen.data.dataset import Data, Normalisation
+from fedhen.data.published import PUBLISHED
 from fedhen.errors import UserError, unknown
 
 DIGITS, TEST_DIGITS = "digits", 360

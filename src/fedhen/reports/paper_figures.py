@@ -243,7 +243,7 @@ def _draw_targets(axis: Axes, percents: Sequence[float]) -> None:
             f"{target:.1f}",
             xy=(1, target),
             xycoords=("axes fraction", "data"),
-            xytext=(2, -1 if side == "bottom" else 1),
+            xytext=(2, 0),
             textcoords="offset points",
             va=side,
             fontsize=SMALL,

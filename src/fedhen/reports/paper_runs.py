@@ -95,8 +95,10 @@ def cell_of(run: Run) -> Cell | None:
 def reference_of(run: Run) -> Reference | None:
     """The centralised reference that a run belongs to, None if it is none of the paper's."""
     data, _, kind = run.recipe.rpartition("-")
-    place = (data, *run.tiers, float(run.config.get("data", {}).get("fraction", 1)))
-    return next((each for each in CENTRALISED if kind == "centralised" and each == place), None)
+    if kind != "centralised":
+        return None
+    place = (data, *run.tiers, run.config.get("data", {}).get("fraction", 1.0))
+    return next((each for each in CENTRALISED if each == place), None)
 
 
 def changes(run: Run) -> list[str]:

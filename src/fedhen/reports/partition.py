@@ -144,6 +144,7 @@ def _draw_sizes(panel: Axes, partition: Partition) -> None:
     panel.set_ylabel("images", fontsize=8)
     panel.tick_params(labelbottom=False)
     panel.spines[["top", "right"]].set_visible(False)
+    panel.spines["left"].set_bounds(0, max(sizes))  # the names of the tiers stand above
 
 
 def _draw_classes(panel: Axes, partition: Partition) -> None:

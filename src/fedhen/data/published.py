@@ -1,0 +1,96 @@
+"""CIFAR-10 and CIFAR-100 as their authors publish them: every file with its size and checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedhen.data.storage import digest
+
+MISSING = "is missing"
+
+
+@dataclass(frozen=True)
+class Files:
+    """A data set as its authors publish it."""
+
+    name: str
+    url: str
+    md5: str
+    """Of the archive."""
+    folder: str
+    """What the archive unpacks to."""
+    train: Mapping[str, str]
+    """File -> SHA-1, in order."""
+    test: Mapping[str, str]
+    sizes: Mapping[str, int]
+    """File -> bytes."""
+    labels: int
+    """Label bytes before each image; the last one counts."""
+    classes: int
+    mean: tuple[float, ...]
+    """Of the training pixels between 0 and 1, for each channel."""
+    std: tuple[float, ...]
+
+    @property
+    def archive(self) -> str:
+        """The archive's file name."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def sha1(self) -> dict[str, str]:
+        """Every file that is read, with its SHA-1."""
+        return {**self.train, **self.test}
+
+
+CIFAR10 = Files(
+    name="cifar10",
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    md5="c32a1d4ab5d03f1284b67883e8d87530",
+    folder="cifar-10-batches-bin",
+    train={
+        "data_batch_1.bin": "aadd24acce27caa71bf4b10992e9e7b2d74c2540",
+        "data_batch_2.bin": "c0ba65cce70568cd57b4e03e9ac8d2a5367c1795",
+        "data_batch_3.bin": "1dd00a74ab1d17a6e7d73e185b69dbf31242f295",
+        "data_batch_4.bin": "aab85764eb3584312d3c7f65fd2fd016e36a258e",
+        "data_batch_5.bin": "26e2849e66a845b7f1e4614ae70f4889ae604628",
+    },
+    test={"test_batch.bin": "67eb016db431130d61cd03c7ad570b013799c88c"},
+    sizes={f"{name}.bin": 30_730_000 for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")},
+    labels=1,
+    classes=10,
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+)
+CIFAR100 = Files(
+    name="cifar100",
+    url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+    md5="03b5dce01913d631647c71ecec9e9cb8",
+    folder="cifar-100-binary",
+    train={"train.bin": "e207cd2e05b73b1393c74c7f5e7bea451d63e08e"},
+    test={"test.bin": "8fb6623e830365ff53cf14adec797474f5478006"},
+    sizes={"train.bin": 153_700_000, "test.bin": 30_740_000},
+    labels=2,
+    classes=100,
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
+)
+PUBLISHED = {files.name: files for files in (CIFAR10, CIFAR100)}
+
+
+def verify(files: Files, root: Path) -> list[tuple[str, str | None]]:
+    """Every data file with what is wrong with it, if anything."""
+    return [(name, problem(files, root / files.folder / name)) for name in files.sha1]
+
+
+def problem(files: Files, path: Path) -> str | None:
+    """What is wrong with a data file, if anything."""
+    try:
+        if (size := path.stat().st_size) != files.sizes[path.name]:
+            return f"has {size} bytes instead of {files.sizes[path.name]}"
+        return None if digest(path, "sha1") == files.sha1[path.name] else "was altered: its SHA-1 is another"
+    except (FileNotFoundError, NotADirectoryError):
+        return MISSING
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
