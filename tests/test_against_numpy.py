@@ -9,9 +9,10 @@ import torch
 import numpy_reference as reference
 from families import two_exits
 from fedhen import schema
+from fedhen.assembly import assemble
 from fedhen.data.batches import visits
 from fedhen.data.dataset import Data
-from fedhen.experiment import Experiment, assemble
+from fedhen.experiment import Experiment
 
 INPUTS, CLASSES, DEVICES, ROUNDS = 6, 3, 6, 12
 TIER_OF = ["simple"] * 3 + ["complex"] * 3

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedhen.assembly import assemble
 from fedhen.cli import main
 from fedhen.data import cifar
 from fedhen.data.published import CIFAR10, CIFAR100, PUBLISHED, Files
 from fedhen.data.storage import data_root
-from fedhen.experiment import assemble
 from fedhen.recipes import centralised, recipe_named
 from fedhen.records import read_run
 from fedhen.toml import with_settings
@@ -148,12 +148,12 @@ def test_the_papers_centralised_sizes() -> None:
     """695,371 parameters for the simple model, and 11,171,146 for the complex one, which carries no exit."""
     from fedhen.algorithm.holdings import holdings
     from fedhen.algorithm.methods import FEDAVG
-    from fedhen.experiment import family_named
+    from fedhen.assembly import family_named
 
     family = family_named(recipe_named("cifar10-iid"), (3, 32, 32), 10)
     batch = torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
     for tier, number in (("simple", 695_371), ("complex", 11_171_146)):
-        shapes = holdings(family, [tier], FEDAVG, batch)[tier].shapes
+        shapes = holdings(family, {tier: FEDAVG.objective}, FEDAVG.pools, batch)[tier].shapes
         assert sum(int(np.prod(shape)) for shape in shapes.values()) == number
 
 

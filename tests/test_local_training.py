@@ -11,7 +11,7 @@ import torch
 from families import TwoExits, two_exits
 from fedhen.algorithm.objectives import last_exit, sum_of_exits
 from fedhen.config import TrainingConfig
-from fedhen.local_training import train_locally
+from fedhen.local_training import Task, train_locally
 from fedhen.models.nesting import weights_of
 
 
@@ -69,7 +69,10 @@ def test_one_clipped_step_with_decay_by_hand(x: float) -> None:
     expected = w - 0.5 * (clipped + 0.1 * w)
     module = OneWeight(w)
     batch = (torch.tensor([x], dtype=torch.float64), torch.tensor([1]))
-    loss = train_locally(module, [batch], sum_of_exits, TrainingConfig(clip=10.0, weight_decay=0.1), lr=0.5)
+    loss, steps = train_locally(
+        module, [batch], Task(sum_of_exits, TrainingConfig(clip=10.0, weight_decay=0.1), lr=0.5)
+    )
+    assert steps == 1
     assert module.w.item() == pytest.approx(expected, rel=1e-12)
     assert loss == pytest.approx(math.log(1 + math.exp(w * x)), rel=1e-12)
     assert module.unused.item() == 3.0, "a weight without a gradient gets no decay"
@@ -79,7 +82,9 @@ def test_nosides_exit_comes_back_from_a_complex_device_as_it_went() -> None:
     torch.manual_seed(0)
     module = two_exits().build("complex")
     before = weights_of(module)
-    train_locally(module, [random_batch(s) for s in range(3)], last_exit, TrainingConfig(weight_decay=0.1), lr=0.1)
+    train_locally(
+        module, [random_batch(s) for s in range(3)], Task(last_exit, TrainingConfig(weight_decay=0.1), lr=0.1)
+    )
     after = weights_of(module)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {n for n in before if not n.startswith("exit.")}
@@ -90,7 +95,7 @@ def test_the_norm_is_over_all_parameters_of_the_summed_loss() -> None:
     torch.manual_seed(0)
     module = two_exits().build("complex")
     before = weights_of(module)
-    train_locally(module, [random_batch()], sum_of_exits, TrainingConfig(clip=0.01, weight_decay=0.0), lr=1.0)
+    train_locally(module, [random_batch()], Task(sum_of_exits, TrainingConfig(clip=0.01, weight_decay=0.0), lr=1.0))
     after = weights_of(module)
     moved = np.sqrt(sum(float((after[n] - before[n]).square().sum()) for n in before))
     assert moved == pytest.approx(0.01, rel=1e-3)

@@ -7,13 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from families import two_exits
-from fedhen import DECOUPLE, FEDHEN, NOSIDE, Family
+from fedhen import DECOUPLE, FEDHEN, NOSIDE, Family, Method
 from fedhen.algorithm.holdings import holdings
+from fedhen.algorithm.objectives import Objective, last_exit
 from fedhen.errors import UserError
 from fedhen.models.nesting import weights_of
 from fedhen.models.preact_resnet import Shape, preact_resnet
 
 TIERS = ("simple", "complex")
+
+
+def both(method: Method) -> dict[str, Objective]:
+    """The method's objective, for both tiers."""
+    return dict.fromkeys(TIERS, method.objective)
 
 
 def parameters(module: nn.Module) -> int:
@@ -31,7 +37,9 @@ def conv(i: int, o: int, k: int) -> int:
 def test_parameter_counts_of_the_paper(classes: int, simple: int, complex_: int, without_exit: int) -> None:
     family = preact_resnet(Shape(classes=classes))
     assert [parameters(family.build(tier)) for tier in TIERS] == [simple, complex_]
-    held = holdings(family, TIERS, DECOUPLE, (torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)))
+    held = holdings(
+        family, both(DECOUPLE), DECOUPLE.pools, (torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long))
+    )
     weights = weights_of(family.build("complex"))
     assert sum(weights[name].numel() for name in held["complex"].shapes) == without_exit
 
@@ -105,7 +113,7 @@ def test_who_holds_which_exit() -> None:
         (NOSIDE, ("simple", "complex"), own | exit_, own),
         (DECOUPLE, ("complex",), own, own),
     ):
-        found = holdings(family, TIERS, method, (sample, labels))
+        found = holdings(family, both(method), method.pools, (sample, labels))
         assert found["complex"].exits == exits
         assert set(found["complex"].shapes) == held
         assert found["complex"].trained == trained
@@ -133,8 +141,16 @@ class OneTensor(Net):
 @pytest.mark.parametrize(
     ("simple", "complex_", "message"),
     [
-        (lambda: Net(extra=True), lambda: Net(exits=2), "'extra.weight' of tier 'simple' is not in tier 'complex'"),
-        (lambda: Net(width=5), lambda: Net(exits=2), r"'body.weight' has shape \(5, 2\) in tier 'simple' and \(3, 2\)"),
+        (
+            lambda: Net(extra=True),
+            lambda: Net(exits=2),
+            "'extra.weight' of tier 'simple' is not in the largest network",
+        ),
+        (
+            lambda: Net(width=5),
+            lambda: Net(exits=2),
+            r"'body.weight' has shape \(5, 2\) in tier 'simple' and only \(3, 2\)",
+        ),
         (
             lambda: Net(),
             lambda: Net(exits=2, norm=True),
@@ -160,7 +176,10 @@ def test_buffers_are_averaged_where_the_user_allows_it() -> None:
     builds = {"simple": lambda: Net(norm=True), "complex": lambda: Net(norm=True, exits=2)}
     Family(builds, average_buffers=True).check(torch.zeros(2, 2), 4)
     held = holdings(
-        Family(builds, average_buffers=True), TIERS, FEDHEN, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))
+        Family(builds, average_buffers=True),
+        both(FEDHEN),
+        FEDHEN.pools,
+        (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)),
     )
     assert "norm.running_mean" in held["simple"].shapes
 
@@ -168,7 +187,7 @@ def test_buffers_are_averaged_where_the_user_allows_it() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"exits": {"simple": 2, "complex": 3}}, "end with 4"),
+        ({"exits": {"simple": 2, "complex": 3}}, "the last stage among them"),
         ({"exits": {"simple": 4, "complex": 2}}, "rising order"),
         ({"blocks": (1, 1)}, "one value a stage"),
         ({"exit_pool": 32}, "does not divide stage 2's 16×16 output"),
@@ -225,7 +244,7 @@ def test_a_final_norm_is_there_if_asked_for() -> None:
 
 
 def test_digits_models() -> None:
-    from fedhen.experiment import assemble
+    from fedhen.assembly import assemble
     from fedhen.recipes import recipe_named
 
     run = assemble(recipe_named("digits"), accelerator="cpu")
@@ -254,7 +273,8 @@ class Backwards(Net):
 def test_exits_in_the_wrong_order_are_refused() -> None:
     family = Family({"simple": lambda: Net(), "complex": lambda: Backwards(exits=2)})
     with pytest.raises(
-        UserError, match="exit 1 of tier 'simple' and of tier 'complex' differ: exits must come shallowest"
+        UserError,
+        match="exit 1 of tier 'complex' and the last exit of tier 'simple' differ: exits must come shallowest",
     ):
         family.check(torch.randn(2, 2), 4)
 
@@ -267,15 +287,13 @@ def test_a_module_that_fails_is_named() -> None:
 
 
 def test_pools_must_hold_every_tier_once() -> None:
-    from fedhen import Method
-    from fedhen.algorithm.objectives import last_exit
-
     sample = torch.zeros(2, 6, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
     lost = Method("lost", last_exit, lambda tiers: [(tiers[0],)])
-    with pytest.raises(UserError, match="method 'lost' must put every tier into exactly one pool"):
-        holdings(two_exits(), TIERS, lost, sample)
+    with pytest.raises(UserError, match="a method must put every tier into exactly one pool"):
+        holdings(two_exits(), both(lost), lost.pools, sample)
     backwards = Method("backwards", last_exit, lambda tiers: [tuple(reversed(tiers))])
-    assert holdings(two_exits(), TIERS, backwards, sample) == holdings(two_exits(), TIERS, NOSIDE, sample)
+    found = holdings(two_exits(), both(backwards), backwards.pools, sample)
+    assert found == holdings(two_exits(), both(NOSIDE), NOSIDE.pools, sample)
 
 
 def test_statistics_that_may_be_averaged_count_as_trained() -> None:
@@ -283,6 +301,6 @@ def test_statistics_that_may_be_averaged_count_as_trained() -> None:
     family = Family(
         {"simple": lambda: Net(norm=True), "complex": lambda: Net(norm=True, exits=2)}, average_buffers=True
     )
-    held = holdings(family, TIERS, NOSIDE, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)))
+    held = holdings(family, both(NOSIDE), NOSIDE.pools, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)))
     assert "norm.running_mean" in held["complex"].trained
     assert "heads.0.weight" not in held["complex"].trained

@@ -14,13 +14,13 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
+from fedhen.assembly import assemble
 from fedhen.cli import data as data_commands
 from fedhen.cli.main import Parser
 from fedhen.config import Config, DevicesConfig, SplitConfig
 from fedhen.data.published import PUBLISHED
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
-from fedhen.experiment import assemble
 from fedhen.recipes import recipe_named
 from fedhen.reports.partition import ALL, Partition, as_json, figure, table, write_partition
 

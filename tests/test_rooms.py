@@ -31,6 +31,7 @@ ROOMS = [
     "environment",
     "runtimes",
     "experiment",
+    "assembly",
     "reports",
     "progress",
     "api",

@@ -16,14 +16,15 @@ from families import two_exits
 from fedhen import Family, schema, toml
 from fedhen.algorithm.merging import Server, Update
 from fedhen.algorithm.methods import FEDHEN, NOSIDE
+from fedhen.assembly import assemble
 from fedhen.config import Config, DevicesConfig, ServerConfig, TrainingConfig
 from fedhen.data.batches import visits
 from fedhen.data.dataset import Data
-from fedhen.experiment import Experiment, assemble, play_into
+from fedhen.experiment import Experiment, play_into
 from fedhen.local_training import learning_rate
 from fedhen.params import Weights
 from fedhen.recipes import recipe_named
-from fedhen.rounds import Devices, rounds, sampling
+from fedhen.rounds import Devices, Round, Rules, Sent, rounds, sampling
 
 
 def data() -> Data:
@@ -46,6 +47,15 @@ def config(method: str = "fedhen", **settings: object) -> Config:
 
 def experiment(method: str = "fedhen", **settings: object) -> Experiment:
     return assemble(config(method, **settings), data=data(), family=two_exits(), accelerator="cpu")
+
+
+def one_round(run: Experiment, devices: Devices, active: list[int], rules: Rules) -> Iterator[Round]:
+    return rounds(run.server, run.memories, devices, replace(rules, activate=lambda number, losses: active), [1])
+
+
+def first(run: Experiment, number: int, active: list[int]) -> Update:
+    """What the first of these devices sends back."""
+    return next(run.devices.train(number, Sent(run.server, run.memories.mean), active))
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_ones(tmp_path: Path) -> None:
@@ -90,16 +100,16 @@ class Reversed:
     def __init__(self, devices: Devices) -> None:
         self.devices = devices
 
-    def train(self, round_number: int, server: Server, active: Sequence[int]) -> Iterator[Update]:
-        return self.devices.train(round_number, server, list(active)[::-1])
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
+        return self.devices.train(round_number, sent, list(active)[::-1])
 
 
 def test_the_order_in_which_devices_train_does_not_matter() -> None:
     def play(reverse: bool) -> Server:
         run = experiment()
         devices = Reversed(run.devices) if reverse else run.devices
-        activate = sampling(run.config.devices, 0)
-        *_, last = rounds(run.server, FEDHEN, devices, activate, rule=ServerConfig(), numbers=range(1, 4))
+        rules = Rules(FEDHEN, sampling(run.config.devices, 0), ServerConfig())
+        *_, last = rounds(run.server, run.memories, devices, rules, range(1, 4))
         return last.server
 
     forward, backward = play(False), play(True)
@@ -108,24 +118,24 @@ def test_the_order_in_which_devices_train_does_not_matter() -> None:
 
 def test_uniform_sampling_is_exact_and_fair() -> None:
     activate = sampling(DevicesConfig(number=100, active=10), seed=0)
-    draws = [activate(t) for t in range(1, 1001)]
+    draws = [activate(t, {}) for t in range(1, 1001)]
     assert all(len(set(active)) == 10 and active == sorted(active) for active in draws)
     counts = np.bincount(np.concatenate(draws), minlength=100)
     assert abs(counts - 100).max() < 5 * math.sqrt(1000 * 0.1 * 0.9)
-    assert activate(7) == sampling(DevicesConfig(number=100, active=10), seed=0)(7)
-    assert activate(7) != sampling(DevicesConfig(number=100, active=10), seed=1)(7)
+    assert activate(7, {}) == sampling(DevicesConfig(number=100, active=10), seed=0)(7, {})
+    assert activate(7, {}) != sampling(DevicesConfig(number=100, active=10), seed=1)(7, {})
 
 
 def test_bernoulli_sampling_varies_in_number() -> None:
     activate = sampling(DevicesConfig(number=100, active=10, sampling="bernoulli"), seed=0)
-    numbers = [len(activate(t)) for t in range(1, 501)]
+    numbers = [len(activate(t, {})) for t in range(1, 501)]
     assert abs(np.mean(numbers) - 10) < 5 * 3 / math.sqrt(500)
     assert abs(np.var(numbers) - 9) < 3
 
 
 def test_a_round_without_devices_changes_nothing() -> None:
     run = experiment()
-    (only,) = rounds(run.server, FEDHEN, run.devices, lambda _: [], rule=ServerConfig(), numbers=[1])
+    (only,) = one_round(run, run.devices, [], Rules(FEDHEN, run.activate, ServerConfig()))
     assert only.loss is None
     assert all(torch.equal(only.server["complex"][n], t) for n, t in run.server["complex"].items())
 
@@ -150,7 +160,7 @@ def test_the_learning_rate_decays_from_round_to_round() -> None:
     """With decay 0.5 the third round's rate is a quarter: a run of rate 0.1 / 4 without decay trains device 0 alike."""
     decayed = experiment(training={"epochs": 1, "batch_size": 4, "lr": 0.1, "lr_decay": 0.5})
     quarter = experiment(training={"epochs": 1, "batch_size": 4, "lr": 0.025})
-    a, b = (next(run.devices.train(3, run.server, [0])) for run in (decayed, quarter))
+    a, b = (first(run, 3, [0]) for run in (decayed, quarter))
     assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
 
 
@@ -182,14 +192,14 @@ def test_a_models_own_randomness_and_state_depend_on_round_and_device_alone() ->
 
     def trained(number: int, active: list[int], device: int) -> Weights:
         torch.manual_seed(number + device)
-        updates = {u.device: u.weights for u in noisy.devices.train(number, noisy.server, active)}
+        updates = {u.device: u.weights for u in noisy.devices.train(number, Sent(noisy.server, {}), active)}
         return updates[device]
 
-    first = trained(1, [0], 0)
-    assert all(torch.equal(first[n], trained(1, [5, 1, 0], 0)[n]) for n in first)
+    once = trained(1, [0], 0)
+    assert all(torch.equal(once[n], trained(1, [5, 1, 0], 0)[n]) for n in once)
     other_round, other_device = trained(2, [0], 0), trained(1, [1], 1)
-    assert any(not torch.equal(first[n], other_round[n]) for n in first)
-    assert any(not torch.equal(first[n], other_device[n]) for n in first)
+    assert any(not torch.equal(once[n], other_round[n]) for n in once)
+    assert any(not torch.equal(once[n], other_device[n]) for n in once)
 
 
 def test_dropout_has_its_own_address() -> None:
@@ -198,7 +208,7 @@ def test_dropout_has_its_own_address() -> None:
     shards = (np.array([0]), np.array([0]))
     one = replace(config(), tiers={"only": 1.0}, devices=DevicesConfig(number=2, active=2))
     noisy = assemble(one, data=Data(x, y, x, y, 3, shards), family=Family({"only": Noisy}), accelerator="cpu")
-    results = [u.weights for t in (1, 2) for u in noisy.devices.train(t, noisy.server, [0, 1])]
+    results = [u.weights for t in (1, 2) for u in noisy.devices.train(t, Sent(noisy.server, {}), [0, 1])]
     assert len({tuple(w["inner.body.weight"].flatten().tolist()) for w in results}) == 4
 
 
@@ -208,8 +218,8 @@ class Poisoned:
     def __init__(self, devices: Devices, victim: int, bad: float) -> None:
         self.devices, self.victim, self.bad = devices, victim, bad
 
-    def train(self, round_number: int, server: Server, active: Sequence[int]) -> Iterator[Update]:
-        for update in self.devices.train(round_number, server, active):
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
+        for update in self.devices.train(round_number, sent, active):
             if update.device == self.victim:
                 update.weights["body.bias"][0] = self.bad
             yield update
@@ -219,8 +229,8 @@ class Poisoned:
 def test_one_bad_number_drops_its_device(bad: float) -> None:
     run = experiment()
     devices = Poisoned(run.devices, 3, bad)
-    (done,) = rounds(run.server, FEDHEN, devices, lambda _: [0, 3, 6], rule=ServerConfig(), numbers=[1])
-    (without,) = rounds(run.server, FEDHEN, run.devices, lambda _: [0, 6], rule=ServerConfig(), numbers=[1])
+    (done,) = one_round(run, devices, [0, 3, 6], Rules(FEDHEN, run.activate, ServerConfig()))
+    (without,) = one_round(run, run.devices, [0, 6], Rules(FEDHEN, run.activate, ServerConfig()))
     assert done.dropped == [3] and [u.device for u in done.updates] == [0, 6]
     assert all(torch.equal(done.server["complex"][n], t) for n, t in without.server["complex"].items())
 
@@ -228,13 +238,13 @@ def test_one_bad_number_drops_its_device(bad: float) -> None:
 def test_a_loss_that_is_not_finite_is_recorded_as_none() -> None:
     """The weights may be finite all the same, as where a model masks a class with −∞."""
     run = experiment()
-    (done,) = rounds(run.server, FEDHEN, run.devices, lambda _: [0], rule=ServerConfig(), numbers=[1])
+    (done,) = one_round(run, run.devices, [0], Rules(FEDHEN, run.activate, ServerConfig()))
     assert replace(done, updates=[replace(done.updates[0], loss=math.inf)]).loss is None
 
 
 def first_update(method: str = "fedhen", active: int = 0, **settings: object) -> Update:
     run = experiment(method, **settings)
-    return next(run.devices.train(1, run.server, [active]))
+    return first(run, 1, [active])
 
 
 def differs(a: Update, b: Update) -> bool:
@@ -262,7 +272,7 @@ def test_momentum_by_hand() -> None:
     """Two steps of SGD with momentum m: the second moves by lr · (m · g₁ + g₂), gradients taken here one by one."""
     settings = {"epochs": 1, "batch_size": 4, "momentum": 0.9, "weight_decay": 0.0, "clip": 1e9, "lr": 0.1}
     run = experiment(training=settings)
-    found = next(run.devices.train(1, run.server, [0])).weights
+    found = first(run, 1, [0]).weights
     plan = visits(run.data.shards[0], 1, 4, False, (0, 1, 0))
     module = two_exits().build("simple")
     module.load_state_dict(run.server["simple"])
@@ -292,7 +302,7 @@ def test_an_update_says_how_many_images_and_which_weights_it_stands_for() -> Non
 def test_nosides_exit_averaged_over_simple_devices_only() -> None:
     """With `server.untrained = skip` the server's exit is the mean of the simple devices' exits, 2 of the 3 active."""
     run = experiment("noside", server={"untrained": "skip"})
-    (done,) = rounds(run.server, NOSIDE, run.devices, lambda _: [0, 1, 7], rule=run.config.server, numbers=[1])
+    (done,) = one_round(run, run.devices, [0, 1, 7], Rules(NOSIDE, run.activate, run.config.server))
     simple = [u.weights["exit.weight"] for u in done.updates if u.tier == "simple"]
     torch.testing.assert_close(done.server["complex"]["exit.weight"], (simple[0] + simple[1]) / 2)
 
@@ -315,7 +325,7 @@ def test_augmentation_reaches_the_training() -> None:
         small = recipe_named("digits")
         changes = [f"data.augmentation={augmentation}", "data.limit=100", "model.widths=[4, 4, 4, 4]"]
         run = assemble(toml.with_settings(small, changes), accelerator="cpu")
-        return next(run.devices.train(1, run.server, [0]))
+        return first(run, 1, [0])
 
     assert differs(trained("none"), trained("crop-flip"))
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from fedhen import assembly, environment, schema, toml
 from fedhen import config as configuration
-from fedhen import environment, schema, toml
 from fedhen import experiment as experiments
 from fedhen.algorithm.methods import Method, method_named
 from fedhen.config import OWN
@@ -24,6 +24,7 @@ from fedhen.model_files import read_model, ready_module
 from fedhen.models.nesting import Family
 from fedhen.records import CONFIG, KINDS, read_run
 from fedhen.reports import write_report
+from fedhen.rounds import Activate
 
 PathLike = str | os.PathLike[str]
 
@@ -59,6 +60,7 @@ def train(
     *,
     out: PathLike | None = None,
     accelerator: str = "auto",
+    activate: Activate | None = None,
     force: bool = False,
     **settings: Any,
 ) -> Trained:
@@ -66,7 +68,8 @@ def train(
 
     Settings are those of the configuration: `rounds=20, seed=1, devices={"active": 5}, training={"lr": 0.05}`. Tiers
     have equal shares of the devices unless `tiers={"simple": 0.8, "complex": 0.2}` says otherwise. With `out` a run
-    folder is left behind, for reports and `fedhen.load`.
+    folder is left behind, for reports and `fedhen.load`. `activate` is a function of your own that says who is active:
+    (round, the loss that each device reported last) -> devices.
     """
     chosen = method_named(method) if isinstance(method, str) else method
     own = configuration.Config(
@@ -76,7 +79,9 @@ def train(
         devices=_fleet(len(data.shards)),
     )
     config = schema.from_mapping({**settings, "method": chosen.name}, own)
-    experiment = experiments.assemble(config, data=data, family=family, method=chosen, accelerator=accelerator)
+    experiment = assembly.assemble(
+        config, data=data, family=family, method=chosen, activate=activate, accelerator=accelerator
+    )
     if out is None:
         return Trained(experiment, [step.record for step in experiment.play()], None)
     (folder,) = claim(Path(out), [""], force)
@@ -93,7 +98,7 @@ def load(run: PathLike, tier: str, kind: str = "server", *, family: Family | Non
     if tier not in config.tiers:
         raise unknown("tier", tier, config.tiers)
     saved = read_model(folder, _kind(kind), tier)
-    family = family or experiments.family_named(config, saved.inputs, saved.classes)
+    family = family or assembly.family_named(config, saved.inputs, saved.classes)
     return ready_module(family, tier, saved.weights, saved.exits)
 
 
@@ -109,7 +114,7 @@ def evaluate(
     folder = Path(run)
     config = toml.read_toml(_checked(folder))
     data = data or _data_named(config, data_dir)
-    family = family or experiments.family_named(config, data.shape, data.classes)
+    family = family or assembly.family_named(config, data.shape, data.classes)
     data = data.to(environment.accelerator(accelerator, config.runtime))
     batch_size = config.evaluation.batch_size
     scores: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}

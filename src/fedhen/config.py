@@ -54,9 +54,12 @@ class DevicesConfig:
 
     number: int = setting(100, "devices, the first ones of the first tier and so on", least=1)
     active: int = setting(10, "active devices in a round", least=1)
-    sampling: Literal["uniform", "bernoulli"] = setting(
-        "uniform", "uniform: exactly `active` of them; bernoulli: each with probability active / number"
+    sampling: Literal["uniform", "bernoulli", "loss"] = setting(
+        "uniform",
+        "uniform: exactly `active` of them; bernoulli: each with probability active / number; "
+        "loss: of some candidates those whose last reported loss was highest (power of choice)",
     )
+    candidates: int = setting(0, "loss: how many candidates are drawn; 0: twice as many as are active", least=0)
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,16 @@ class ModelConfig:
     widths: tuple[int, ...] = setting((64, 128, 256, 512), "channels of each stage")
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks of each stage")
     strides: tuple[int, ...] = setting((1, 2, 2, 2), "stride of each stage")
+    nesting: Literal["depth", "width", "both"] = setting(
+        "depth", "depth: a tier ends after its stage; width: it has its share of every layer's channels; or both"
+    )
     exits: dict[str, int] = setting(
         {"simple": 2, "complex": 4}, "the stage after which each tier ends, shallowest first"
     )
+    rates: dict[str, float] = setting(
+        {"simple": 0.25, "complex": 1.0}, "each tier's share of the channels on a width nest"
+    )
+    scaler: bool = setting(False, "on a width nest, divide by the rate before each norm in training (HeteroFL)")
     groups: int = setting(2, "groups of GroupNorm; the greatest common divisor with a narrow layer's width", least=1)
     exit_pool: int = setting(4, "an early exit pools to this height and width; 1 is global", least=1)
     exit_mix: float | Literal["uniform"] = setting(
@@ -94,6 +104,9 @@ class TrainingConfig:
     )
     momentum: float = setting(0.0, "momentum of SGD; a new optimiser for every device and round", least=0)
     weight_decay: float = setting(0.001, "added to the clipped gradient, for weights that have one", least=0)
+    masked_loss: bool = setting(
+        False, "set the logits of classes that a device does not hold to 0 in its loss (HeteroFL)"
+    )
     clip: float = setting(10.0, "largest norm of the gradient of the summed loss over all parameters", above=0)
 
 
@@ -108,6 +121,27 @@ class ServerConfig:
         "average",
         "a weight that a device holds and does not train (NoSide's exit on complex devices): averaged, or left out",
     )
+    label_rows: bool = setting(False, "average an output row over the devices that hold its class (HeteroFL)")
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """Options of an objective that is a sum over exits."""
+
+    weights: dict[str, float] = setting({}, "weight of each exit in the loss, 1 where not named; 0 leaves it out")
+    distillation: float = setting(
+        0.0, "weight of the exits learning from each other's softened outputs (DepthFL)", least=0
+    )
+    temperature: float = setting(1.0, "how much those outputs are softened", above=0)
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """The local variant: a correction of the gradient before the clip."""
+
+    name: Literal["plain", "fedprox", "scaffold", "feddyn"] = setting("plain", "local variant")
+    mu: float = setting(1e-4, "μ of FedProx", least=0)
+    alpha: float = setting(0.01, "α of FedDyn", least=0)
 
 
 @dataclass(frozen=True)
@@ -115,6 +149,7 @@ class EvaluationConfig:
     """When and how models are scored on the test set."""
 
     every: int = setting(5, "rounds between evaluations; the last round is always evaluated", least=1)
+    ensemble: bool = setting(False, "also score the mean prediction of a model's exits, recorded as `ensemble`")
     batch_size: int = setting(
         0, "test images scored at a time; 0: 1000 on a GPU, 100 on a CPU, whose caches are small", least=0
     )
@@ -133,6 +168,9 @@ class Config:
 
     recipe: str = setting("custom", "name of the experiment; runs with the same name are compared in a report")
     method: str = setting("fedhen", "federated method")
+    method_file: str = setting(
+        "", "the Python file that defines the method, as file.py:NAME, where it is not one of ours"
+    )
     seed: int = setting(0, "every random number follows from it", least=0)
     rounds: int = setting(1000, "T, communication rounds", least=1)
     data: DataConfig = field(default_factory=DataConfig)
@@ -142,7 +180,9 @@ class Config:
         {"simple": 0.5, "complex": 0.5}, "tiers, shallowest first, and the share of the devices that has each"
     )
     model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    local: LocalConfig = field(default_factory=LocalConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)

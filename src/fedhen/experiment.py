@@ -1,32 +1,28 @@
-"""A configuration made runnable: data dealt, models nested and checked, rounds played, scored and recorded."""
+"""A run: rounds played, scored and recorded."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fedhen import environment, seeds, toml
-from fedhen.algorithm.holdings import Holding, holdings
-from fedhen.algorithm.merging import Server
-from fedhen.algorithm.methods import Method, method_named
-from fedhen.config import OWN, Config, DataConfig, SplitConfig
-from fedhen.data import partitions, sources
-from fedhen.data.dataset import Data, Index
-from fedhen.data.storage import data_root
-from fedhen.errors import UserError, unknown
-from fedhen.evaluation import LastModels, accuracy
+from fedhen import environment, toml
+from fedhen.algorithm.holdings import Holding
+from fedhen.algorithm.local import Local
+from fedhen.algorithm.merging import Memories, Server
+from fedhen.algorithm.methods import Method
+from fedhen.config import Config
+from fedhen.data.dataset import Data
+from fedhen.evaluation import LastModels, scored
 from fedhen.model_files import save_models
 from fedhen.models.nesting import Family, load_weights
-from fedhen.models.preact_resnet import Shape, preact_resnet
-from fedhen.params import count, distance, select, size
+from fedhen.params import Weights, count, distance, size
 from fedhen.records import Recorder
-from fedhen.rounds import Devices, Round, rounds, sampling
-from fedhen.runtimes.plain import PlainDevices
+from fedhen.rounds import Activate, Devices, Round, Rules, rounds
 
 
 @dataclass
@@ -39,7 +35,10 @@ class Experiment:
     data: Data
     holdings: Mapping[str, Holding]
     tier_of: list[str]
+    local: Local
+    activate: Activate
     server: Server
+    memories: Memories
     last_models: LastModels
     devices: Devices
     modules: dict[str, nn.Module]
@@ -47,14 +46,8 @@ class Experiment:
 
     def play(self) -> Iterator[Step]:
         """Play all rounds; each step is what the next line of the run folder says."""
-        steps = rounds(
-            self.server,
-            self.method,
-            self.devices,
-            sampling(self.config.devices, self.config.seed),
-            rule=self.config.server,
-            numbers=range(1, self.config.rounds + 1),
-        )
+        rules = Rules(self.method, self.activate, self.config.server, self.local)
+        steps = rounds(self.server, self.memories, self.devices, rules, range(1, self.config.rounds + 1))
         began = time.perf_counter()
         for done in steps:
             self.server = done.server
@@ -80,22 +73,26 @@ class Experiment:
     def scores(self) -> dict[str, Any]:
         """Accuracy of every model, and R(w_s, w_c) of the server's."""
         *shallower, deepest = self.server
-        return {
-            "accuracy": {kind: self.score(models) for kind, models in self.models().items()},
-            "distance": {tier: distance(self.server[tier], self.server[deepest]) for tier in shallower},
-        }
+        found: dict[str, Any] = {"accuracy": {}, "ensemble": {}}
+        for kind, models in self.models().items():
+            both = {tier: self.score(tier, weights) for tier, weights in models.items()}
+            found["accuracy"][kind] = {tier: own for tier, (own, _) in both.items()}
+            found["ensemble"][kind] = {tier: together for tier, (_, together) in both.items()}
+        found["distance"] = {tier: distance(self.server[tier], self.server[deepest]) for tier in shallower}
+        return found if self.config.evaluation.ensemble else {key: found[key] for key in ("accuracy", "distance")}
 
-    def score(self, models: Server) -> dict[str, float]:
-        """Accuracy of each tier's model."""
-        scores = {}
-        for tier, weights in models.items():
-            load_weights(self.modules[tier], weights)
-            scores[tier] = accuracy(self.modules[tier], self.data, self.config.evaluation.batch_size)
-        return scores
+    def score(self, tier: str, weights: Weights) -> tuple[float, float]:
+        """The accuracy of a tier's model, and that of its exits together where they are wanted."""
+        load_weights(self.modules[tier], weights)
+        held = self.holdings[tier].exits if self.config.evaluation.ensemble else ()
+        places = [place for place, name in enumerate(self.family.exits(tier)) if name in held]
+        return scored(self.modules[tier], self.data, self.config.evaluation.batch_size, places)
 
     def record(self, done: Round) -> dict[str, Any]:
         """What the seed determines about a round."""
-        sent = {t: size(w) * sum(self.tier_of[d] == t for d in done.active) for t, w in done.server.items()}
+        active = {tier: sum(self.tier_of[device] == tier for device in done.active) for tier in done.server}
+        beside = {tier: self.local.copies * size(mean) for tier, mean in self.memories.mean.items()}
+        sent = {tier: active[tier] * (size(weights) + beside[tier]) for tier, weights in done.server.items()}
         return {
             "round": done.number,
             "active": done.active,
@@ -120,107 +117,6 @@ class Step:
 
     record: dict[str, Any]
     timing: dict[str, float]
-
-
-def assemble(
-    config: Config,
-    *,
-    data: Data | None = None,
-    family: Family | None = None,
-    method: Method | None = None,
-    accelerator: str = "auto",
-    data_dir: Path | None = None,
-) -> Experiment:
-    """Make a configuration runnable; data, family and method, where not given, are the ones it names."""
-    where = environment.accelerator(accelerator, config.runtime)
-    method = method or method_named(config.method)
-    data = data or sources.load(config.data, data_root(data_dir), config.seed)
-    if data.shards and len(data.shards) != config.devices.number:
-        raise UserError(f"devices.number={config.devices.number}, but data is given for {len(data.shards)} devices")
-    if not data.shards:
-        data = data.split(deal(data, config.split, config.devices.number, config.seed))
-    family = family or family_named(config, data.shape, data.classes)
-    tiers = tuple(config.tiers)
-    if tiers != tuple(tier for tier in family.tiers if tier in tiers):
-        raise UserError(f"tiers names {', '.join(tiers)}, but the family has, in this order, {', '.join(family.tiers)}")
-    data = data.to(where).in_type_of(family.build(tiers[-1]))
-    if config.data.augmentation != "none" and len(data.shape) != 3:
-        raise UserError(
-            f"data.augmentation={config.data.augmentation} needs images, found inputs of shape {data.shape}"
-        )
-    sample, labels = data.inputs(data.x[:2]), data.y[:2]
-    family.check(sample.cpu(), data.classes)
-    held = holdings(family, tiers, method, (sample, labels))
-    initial = {name: tensor.to(where) for name, tensor in family.initial(config.seed).items()}
-    server = {tier: select(initial, holding.shapes) for tier, holding in held.items()}
-    tier_of = [tier for tier, number in config.tier_sizes().items() for _ in range(number)]
-    return Experiment(
-        config=config,
-        method=method,
-        family=family,
-        data=data,
-        holdings=held,
-        tier_of=tier_of,
-        server=server,
-        last_models=LastModels(server, tier_of),
-        devices=PlainDevices(config, method, family, held, data, tier_of),
-        modules={tier: family.build(tier).to(where) for tier in tiers},
-    )
-
-
-def assemble_all(
-    configs: Sequence[Config], *, accelerator: str = "auto", data_dir: Path | None = None
-) -> list[Experiment]:
-    """Make several configurations runnable; those on the same data share it."""
-    loaded: list[tuple[DataConfig, int, Data]] = []
-    experiments = []
-    for config in configs:
-        # Which images a fraction keeps depends on the seed.
-        seed = config.seed if config.data.fraction < 1 else 0
-        data = next((d for c, s, d in loaded if (c, s) == (config.data, seed)), None)
-        if data is None:
-            where = environment.accelerator(accelerator, config.runtime)
-            data = sources.load(config.data, data_root(data_dir), config.seed).to(where)
-            loaded.append((config.data, seed, data))
-        experiments.append(assemble(config, data=data, accelerator=accelerator))
-    return experiments
-
-
-def deal(data: Data, split: SplitConfig, devices: int, seed: int) -> list[Index]:
-    """Deal the training data to the devices."""
-    labels, rng = data.y.cpu().numpy(), seeds.stream(seed, "split")
-    if len(labels) < devices:
-        raise UserError(f"{len(labels)} training examples cannot be dealt to {devices} devices: lower devices.number")
-    if split.kind == "iid":
-        return partitions.iid(labels, devices, rng)
-    if split.kind == "dirichlet":
-        return partitions.dirichlet(labels, devices, rng, split.alpha)
-    return partitions.dirichlet_by_class(labels, devices, rng, split.alpha, split.minimum)
-
-
-def family_named(config: Config, inputs: tuple[int, ...], classes: int) -> Family:
-    """The model family that a configuration names, for inputs of that shape."""
-    model = config.model
-    if model.family == OWN:
-        raise UserError("the model family of this run was given in Python: give it again from Python, as family=...")
-    if model.family != "preact-resnet":
-        raise unknown("model family", model.family, ["preact-resnet"])
-    if len(inputs) != 3 or inputs[1] != inputs[2]:
-        raise UserError(f"preact-resnet needs square images (channels, size, size), found inputs of shape {inputs}")
-    shape = Shape(
-        channels=inputs[0],
-        size=inputs[1],
-        classes=classes,
-        widths=model.widths,
-        blocks=model.blocks,
-        strides=model.strides,
-        exits=model.exits,
-        groups=model.groups,
-        exit_pool=model.exit_pool,
-        exit_mix=model.exit_mix,
-        final_norm=model.final_norm,
-    )
-    return preact_resnet(shape)
 
 
 def play_into(folder: Path, experiment: Experiment) -> Iterator[Step]:

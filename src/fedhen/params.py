@@ -6,13 +6,16 @@ by depth, the leading channels where it is by width. So the shape of a held tens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
+NO_ROWS: Mapping[str, Tensor] = {}
+"""Nothing is restricted to some of its rows."""
 
 
 def corner(tensor: Tensor, shape: Iterable[int]) -> Tensor:
@@ -26,6 +29,22 @@ def select(weights: Mapping[str, Tensor], shapes: Shapes) -> Weights:
     return {name: corner(weights[name], shape) for name, shape in shapes.items()}
 
 
+def overlay(models: Sequence[Mapping[str, Tensor]]) -> Weights:
+    """One set of weights that holds all of these: each tensor as large as the largest, later models on top."""
+    laid: Weights = {}
+    for model in models:
+        for name, tensor in model.items():
+            under = laid.get(name)
+            if under is None or all(map(operator.le, under.shape, tensor.shape)):
+                laid[name] = tensor
+            elif under.shape != tensor.shape:
+                shape = tuple(map(max, under.shape, tensor.shape))
+                laid[name] = tensor.new_zeros(shape)
+                corner(laid[name], under.shape).copy_(under)
+                corner(laid[name], tensor.shape).copy_(tensor)
+    return laid
+
+
 def shapes_of(weights: Mapping[str, Tensor]) -> Shapes:
     """The index of these weights: name -> shape."""
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -35,8 +54,10 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """R(a, b) = ‖a − [b]_M‖²: over the weights that both hold."""
     total = 0.0
     for name, tensor in a.items():
-        if name in b and tensor is not (part := corner(b[name], tensor.shape)):
-            total += float((tensor.double() - part.double()).square().sum())
+        if name in b:
+            both = tuple(map(min, tensor.shape, b[name].shape))
+            one, other = corner(tensor, both), corner(b[name], both)
+            total += 0.0 if one is other else float((one.double() - other.double()).square().sum())
     return total
 
 
@@ -66,19 +87,23 @@ class Average:
         self.sums: Weights = {}
         self.counts: Weights = {}
 
-    def add(self, weights: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """Fold one model in."""
+    def add(self, weights: Mapping[str, Tensor], weight: float = 1.0, rows: Mapping[str, Tensor] = NO_ROWS) -> None:
+        """Fold one model in; of a tensor that `rows` names, only the rows that are true there."""
         for name, tensor in weights.items():
             whole = self.shapes[name]
             if name not in self.sums:
                 self.sums[name] = torch.zeros(whole, dtype=torch.float64, device=tensor.device)
                 self.counts[name] = torch.zeros((), dtype=torch.float64, device=tensor.device)
-            if tensor.shape != whole and self.counts[name].dim() == 0:
-                self.counts[name] = (
-                    self.counts[name].expand(whole).clone()
-                )  # from here on every element counts for itself
-            corner(self.sums[name], tensor.shape).add_(tensor, alpha=weight)
-            _held(self.counts[name], tensor.shape).add_(weight)
+            if (tensor.shape != whole or name in rows) and self.counts[name].dim() == 0:
+                # From here on every element counts for itself.
+                self.counts[name] = self.counts[name].expand(whole).clone()
+            sums, counts = corner(self.sums[name], tensor.shape), _held(self.counts[name], tensor.shape)
+            if name in rows:
+                sums[rows[name]] += tensor[rows[name]].double() * weight
+                counts[rows[name]] += weight
+            else:
+                sums.add_(tensor, alpha=weight)
+                counts.add_(weight)
 
     def combine(self, other: Average) -> None:
         """Fold in what another average has folded."""

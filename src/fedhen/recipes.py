@@ -40,6 +40,23 @@ def digits() -> Config:
     )
 
 
+def digits_4() -> Config:
+    """The digits on four tiers, one after each stage, a quarter of the devices each."""
+    two = digits()
+    tiers = ("tiny", "small", "medium", "large")
+    return replace(
+        two,
+        recipe="digits-4",
+        tiers=dict.fromkeys(tiers, 0.25),
+        model=replace(
+            two.model,
+            exits={tier: stage for stage, tier in enumerate(tiers, start=1)},
+            rates={tier: 2.0 ** (stage - 4) for stage, tier in enumerate(tiers, start=1)},
+        ),
+        targets={},
+    )
+
+
 def paper(data: str, kind: Literal["iid", "dirichlet"], targets: dict[str, tuple[float, ...]]) -> Config:
     """What the paper's four experiments share: 100 devices, half of them simple, 10 active, 1000 rounds."""
     return Config(
@@ -72,6 +89,7 @@ def cifar100_noniid() -> Config:
 
 RECIPES: dict[str, Callable[[], Config]] = {
     "digits": digits,
+    "digits-4": digits_4,
     "cifar10-iid": cifar10_iid,
     "cifar10-noniid": cifar10_noniid,
     "cifar100-iid": cifar100_iid,
@@ -105,10 +123,10 @@ def centralised(config: Config, tier: str, fraction: float = 1.0) -> Config:
     )
 
 
-def config_file(path: Path) -> Config:
-    """The configuration in a file; what it leaves out is as in the recipe that it names, if that is one of ours."""
+def config_file(path: Path, prepare: Callable[[Config], Config] = lambda base: base) -> Config:
+    """The configuration in a file; what it leaves out is as in the recipe that it names, prepared, if it is ours."""
     named = toml.read_toml(path).recipe
-    return toml.read_toml(path, RECIPES[named]() if named in RECIPES else None)
+    return toml.read_toml(path, prepare(RECIPES[named]() if named in RECIPES else Config()))
 
 
 def recipe_named(name: str) -> Config:

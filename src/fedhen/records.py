@@ -89,8 +89,9 @@ class Run:
 
     @property
     def method(self) -> str:
-        """Its federated method."""
-        return str(self.config["method"])
+        """Its federated method, with the local variant behind a plus sign if it is not the plain one."""
+        local = self.config.get("local", {}).get("name", "plain")
+        return str(self.config["method"]) + (f"+{local}" if local != "plain" else "")
 
     @property
     def recipe(self) -> str:
@@ -108,7 +109,9 @@ class Run:
         return tuple(self.config["tiers"])
 
     def curve(self, tier: str, kind: str = "devices") -> list[tuple[int, float]]:
-        """(round, accuracy between 0 and 1) at every evaluated round; kind is one of KINDS."""
+        """(round, accuracy between 0 and 1) at every evaluated round; nothing for a tier that the run does not have."""
+        if tier not in self.tiers:
+            return []
         return [(r["round"], r["accuracy"][kind][tier]) for r in self.rounds if "accuracy" in r]
 
     @cached_property

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from fedhen import seeds
-from fedhen.algorithm.merging import Server, Update, merge
+from fedhen.algorithm.local import PLAIN, Local
+from fedhen.algorithm.merging import Memories, Server, Update, merge
 from fedhen.algorithm.methods import Method
 from fedhen.config import DevicesConfig, ServerConfig
 from fedhen.params import finite
 
-Activate = Callable[[int], list[int]]
-"""Round -> the active devices, in rising order."""
+Activate = Callable[[int, Mapping[int, float]], list[int]]
+"""(round, the loss that each device reported last) -> the active devices, in rising order."""
 
 
 class Devices(Protocol):
     """Whoever trains the active devices: the loop never knows who."""
 
-    def train(self, round_number: int, server: Server, active: Sequence[int]) -> Iterator[Update]:
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
         """Alg. 1, lines 5-15: send each active device its tier's model, and yield what comes back, in any order."""
         ...
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the server sends to the devices of each tier."""
+
+    models: Server
+    mean: Server
+    """The mean of the devices' memories, where the local variant has one."""
 
 
 @dataclass(frozen=True)
@@ -45,30 +55,52 @@ class Round:
         return mean if math.isfinite(mean) else None
 
 
+@dataclass(frozen=True)
+class Rules:
+    """How the rounds are played."""
+
+    method: Method
+    activate: Activate
+    server: ServerConfig
+    local: Local = PLAIN
+
+
 def rounds(
-    server: Server, method: Method, devices: Devices, activate: Activate, *, rule: ServerConfig, numbers: Sequence[int]
+    server: Server, memories: Memories, devices: Devices, rules: Rules, numbers: Sequence[int]
 ) -> Iterator[Round]:
     """Run these rounds one by one, from the given server models."""
+    losses: dict[int, float] = {}
     for number in numbers:
-        active = activate(number)
+        active = rules.activate(number, losses)
+        sent = Sent(memories.cloud(server, rules.local), memories.mean)
         # In the order of the devices, so that it does not matter in which order they come back.
-        updates = sorted(devices.train(number, server, active), key=lambda update: update.device)
+        updates = sorted(devices.train(number, sent, active), key=lambda update: update.device)
         # The paper, "Hyperparameters": a device with NaN weights is ignored, only for that round.
         kept = [update for update in updates if finite(update.weights)]
         dropped = sorted({update.device for update in updates} - {update.device for update in kept})
-        server = merge(server, kept, method.pools, rule)
+        server = merge(server, kept, rules.method.pools, rules.server)
+        memories = memories.after(kept, rules.method.pools, rules.local)
+        losses.update({update.device: update.loss for update in kept})
         yield Round(number, active, kept, dropped, server)
 
 
 def sampling(devices: DevicesConfig, seed: int) -> Activate:
-    """Whom to activate: it depends on seed and round alone, so that all methods see the same devices."""
+    """Whom to activate; all but `loss` depend on seed and round alone, so that all methods see the same devices."""
 
-    def uniform(number: int) -> list[int]:
+    def uniform(number: int, losses: Mapping[int, float]) -> list[int]:
         stream = seeds.stream(seed, "active devices", number)
         return sorted(int(d) for d in stream.choice(devices.number, devices.active, replace=False))
 
-    def bernoulli(number: int) -> list[int]:
+    def bernoulli(number: int, losses: Mapping[int, float]) -> list[int]:
         draws = seeds.stream(seed, "active devices", number).random(devices.number)
         return [d for d in range(devices.number) if draws[d] < devices.active / devices.number]
 
-    return {"uniform": uniform, "bernoulli": bernoulli}[devices.sampling]
+    def by_loss(number: int, losses: Mapping[int, float]) -> list[int]:
+        """Power of choice (Cho et al. 2020) by the losses that devices reported when they last trained."""
+        many = min(devices.number, max(devices.active, devices.candidates or 2 * devices.active))
+        candidates = seeds.stream(seed, "active devices", number).choice(devices.number, many, replace=False)
+        # A device that has never trained comes first; ties go to the one drawn first.
+        ranked = sorted(candidates, key=lambda device: -losses.get(int(device), math.inf))
+        return sorted(int(device) for device in ranked[: devices.active])
+
+    return {"uniform": uniform, "bernoulli": bernoulli, "loss": by_loss}[devices.sampling]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from fedhen.algorithm.local import Local
 from fedhen.config import ServerConfig
-from fedhen.params import Average, Weights, select, shapes_of
+from fedhen.params import Average, Weights, overlay, select, shapes_of
 
 Server = dict[str, Weights]
 """The server's model of each tier."""
@@ -26,6 +29,11 @@ class Update:
     """The weights that its objective trains."""
     samples: int
     loss: float
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    """For weights whose rows are the classes: which rows count, where not all of them do."""
+    remembered: Weights = field(default_factory=dict)
+    """By how much the device's memory changed, where the local variant has one."""
+    omega: float = 1.0
 
 
 def share_common_weights(tiers: Sequence[str]) -> list[tuple[str, ...]]:
@@ -46,13 +54,12 @@ def merge(server: Server, updates: Sequence[Update], pools: Pools, rule: ServerC
     merged: Server = {}
     for pool in pools(list(server)):
         # Before the merge the pool's tiers agree wherever they overlap: laying one over the other is no choice.
-        before: Weights = {}
-        for tier in pool:
-            before.update(server[tier])
+        before = overlay([server[tier] for tier in pool])
         average = Average(shapes_of(before))
         for update in updates:
             if update.tier in pool:
-                average.add(contribution(update, rule), update.samples if rule.weighting == "samples" else 1.0)
+                weight = update.samples if rule.weighting == "samples" else 1.0
+                average.add(contribution(update, rule), weight, update.rows)
         after = average.finish(otherwise=before)
         merged.update({tier: select(after, shapes_of(server[tier])) for tier in pool})
     return {tier: merged[tier] for tier in server}
@@ -63,3 +70,47 @@ def contribution(update: Update, rule: ServerConfig) -> Weights:
     if rule.untrained == "average":
         return update.weights
     return {name: tensor for name, tensor in update.weights.items() if name in update.trained}
+
+
+@dataclass(frozen=True)
+class Memories:
+    """The mean of all devices' memories, for each tier: the server's state of a local variant.
+
+    It changes by what the active devices' memories changed, so that it stays the mean over all devices without asking
+    the idle ones; each weight's mean is over the devices of the pool that train it.
+    """
+
+    mean: Server
+    holders: dict[str, int]
+    """How many devices each tier has, active or not."""
+
+    def after(self, updates: Sequence[Update], pools: Pools, local: Local) -> Memories:
+        """The mean after a round."""
+        if local.remember is None:
+            return self
+        mean: Server = {}
+        for pool in pools(list(self.mean)):
+            before = overlay([self.mean[tier] for tier in pool])
+            changes, everyone = Average(shapes_of(before)), Average(shapes_of(before))
+            for tier in pool:
+                everyone.add(self.mean[tier], self.holders[tier])
+            for update in updates:
+                if update.tier in pool:
+                    changes.add(update.remembered, local.weight(update.omega))
+            after = {
+                name: (tensor + changes.sums[name] / everyone.counts[name]).to(tensor.dtype)
+                if name in changes.sums
+                else tensor
+                for name, tensor in before.items()
+            }
+            mean.update({tier: select(after, shapes_of(self.mean[tier])) for tier in pool})
+        return Memories({tier: mean[tier] for tier in self.mean}, self.holders)
+
+    def cloud(self, server: Server, local: Local) -> Server:
+        """The models that devices start from."""
+        if local.remember is None:
+            return server
+        return {
+            tier: {n: local.cloud(w, self.mean[tier][n]) if n in self.mean[tier] else w for n, w in weights.items()}
+            for tier, weights in server.items()
+        }

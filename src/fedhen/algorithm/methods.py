@@ -1,12 +1,24 @@
-"""Methods as expressions over an objective and a merge: the paper's three, and FedAvg."""
+"""Methods as expressions over an objective and a merge."""
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from fedhen.algorithm.merging import Pools, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.objectives import Objective, last_exit, sum_of_exits
-from fedhen.errors import unknown
+from fedhen.config import Config
+from fedhen.errors import UserError, unknown
+
+Settings = Callable[[Config], Mapping[str, Any]]
+
+
+def no_settings(config: Config) -> Mapping[str, Any]:
+    """The recipe's own."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -16,6 +28,8 @@ class Method:
     name: str
     objective: Objective
     pools: Pools
+    settings: Settings = no_settings
+    """What it changes in a recipe, unless the user says otherwise."""
 
 
 FEDHEN = Method("fedhen", sum_of_exits, share_common_weights)
@@ -27,14 +41,55 @@ NOSIDE = Method("noside", last_exit, share_common_weights)
 DECOUPLE = Method("decouple", last_exit, keep_tiers_apart)
 """Alg. 3: FedAvg for each tier by itself."""
 
-FEDAVG = Method("fedavg", last_exit, keep_tiers_apart)
-"""McMahan et al. 2017, for devices that all have one tier; with several tiers it is Decouple."""
+SIDE_APART = Method("side-apart", sum_of_exits, keep_tiers_apart)
+"""The ablation that the paper leaves out: the side objective, and tiers kept apart."""
 
-METHODS = {method.name: method for method in (FEDHEN, NOSIDE, DECOUPLE, FEDAVG)}
+
+def on_a_width_nest(config: Config) -> Mapping[str, Any]:
+    """HeteroFL's model family and its three devices."""
+    return {
+        "model": {"nesting": "width", "scaler": True},
+        "training": {"masked_loss": True},
+        "server": {"label_rows": True},
+    }
+
+
+HETEROFL = Method("heterofl", last_exit, share_common_weights, on_a_width_nest)
+"""HeteroFL (Diao et al. 2021): NoSide's rule on leading channels, with scaler, masked loss and label rows."""
+
+
+def largest_tier_only(config: Config) -> Mapping[str, Any]:
+    """Every device has the last tier."""
+    return {"tiers": {list(config.tiers)[-1]: 1.0}, "targets": {}}
+
+
+FEDAVG = Method("fedavg", last_exit, keep_tiers_apart, largest_tier_only)
+"""FedAvg (McMahan et al. 2017): every device has the same tier; it is Decouple with one tier."""
+
+METHODS = {m.name: m for m in (FEDHEN, NOSIDE, DECOUPLE, SIDE_APART, HETEROFL, FEDAVG)}
 
 
 def method_named(name: str) -> Method:
-    """The method of that name."""
+    """The method of that name, or the one that a Python file defines: `path/to/file.py:NAME`."""
+    if ".py:" in name:
+        return _from_file(name)
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name]
+
+
+def _from_file(place: str) -> Method:
+    path, _, attribute = place.rpartition(":")
+    spec = importlib.util.spec_from_file_location("fedhen_own_method", path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise UserError(f"{path} does not exist: a method of your own is given as path/to/file.py:NAME")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Method):
+        names = [name for name, value in vars(module).items() if isinstance(value, Method)]
+        raise UserError(f"{path} defines no method {attribute!r}: it defines {', '.join(names) or 'none'}")
+    return found

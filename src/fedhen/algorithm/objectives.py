@@ -2,23 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
+
+from fedhen.config import ObjectiveConfig
+from fedhen.errors import UserError
 
 Objective = Callable[[Sequence[Tensor], Tensor], Tensor]
-"""(logits of every exit, labels) -> loss. What it leaves out of the loss a device does not train."""
+"""(logits of every exit, labels) -> loss. What it does not read a device does not train."""
 
 
-def sum_of_exits(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Alg. 2, line 12: f(w) + f([w]_M); on a simple device, whose only exit is its own, just f(w)."""
-    loss = cross_entropy(logits[0], labels)
-    for deeper in logits[1:]:
-        loss = loss + cross_entropy(deeper, labels)
-    return loss
+@dataclass(frozen=True)
+class SumOfExits:
+    """The cross-entropies of some exits, weighted and summed; each exit may also learn from the others."""
+
+    chosen: slice
+    """Which exits count."""
+    exits: tuple[str, ...] = ()
+    """The exits' names, shallowest first, where weights refer to them."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Exit -> weight, 1 where it is not named; an exit of weight 0 is left out."""
+    distillation: float = 0.0
+    temperature: float = 1.0
+
+    def __call__(self, logits: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """The loss of a batch."""
+        read = [(logits[place], weight) for place, weight in self._places(len(logits))]
+        losses = [cross_entropy(z, labels) * weight if weight != 1 else cross_entropy(z, labels) for z, weight in read]
+        if self.distillation and len(read) > 1:
+            losses.append(self.distillation * self._distilled([z for z, _ in read]))
+        total = losses[0]
+        for loss in losses[1:]:
+            total = total + loss
+        return total
+
+    def _places(self, number: int) -> list[tuple[int, float]]:
+        names = self.exits or ("",) * number
+        weighted = [(place, self.weights.get(names[place], 1.0)) for place in range(number)[self.chosen]]
+        # The model's own exit always counts, or there would be nothing to minimise.
+        return [(place, weight) for place, weight in weighted if weight or place == number - 1]
+
+    def _distilled(self, logits: Sequence[Tensor]) -> Tensor:
+        """DepthFL (Kim et al. 2023): every exit learns from each other's softened output, which is held fixed.
+
+        Σ_k mean_{j≠k} KL(q_j ‖ q_k)·T², with q = softmax(logits / T).
+        """
+        soft = [log_softmax(z / self.temperature, dim=1) for z in logits]
+        terms = [
+            kl_div(soft[k], soft[j].detach(), reduction="batchmean", log_target=True)
+            for k in range(len(soft))
+            for j in range(len(soft))
+            if j != k
+        ]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total * self.temperature**2 / (len(soft) - 1)
 
 
-def last_exit(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Alg. 2, line 4: f(w) alone."""
-    return cross_entropy(logits[-1], labels)
+sum_of_exits = SumOfExits(slice(None))
+"""Alg. 2, line 12: f(w) + f([w]_M); on a simple device, whose only exit is its own, just f(w)."""
+
+last_exit = SumOfExits(slice(-1, None))
+"""Alg. 2, line 4: f(w) alone."""
+
+
+def configured(objective: Objective, exits: tuple[str, ...], config: ObjectiveConfig) -> Objective:
+    """The objective for a tier with these exits, with the weights and the distillation that are configured."""
+    if isinstance(objective, SumOfExits):
+        return replace(
+            objective,
+            exits=exits,
+            weights=dict(config.weights),
+            distillation=config.distillation,
+            temperature=config.temperature,
+        )
+    if config != ObjectiveConfig():
+        raise UserError(
+            "objective.weights and objective.distillation need a sum of exits: this method brings its own objective"
+        )
+    return objective

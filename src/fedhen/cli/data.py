@@ -127,8 +127,8 @@ def check_command(options: argparse.Namespace) -> int:
 def partition_command(options: argparse.Namespace) -> int:
     """`fedhen data partition`."""
     config = configured(options)
+    from fedhen.assembly import deal
     from fedhen.data import sources
-    from fedhen.experiment import deal
 
     data = sources.load(config.data, data_root(options.data_dir), config.seed)
     shards = deal(data, config.split, config.devices.number, config.seed)

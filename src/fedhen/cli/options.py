@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import typing
 from dataclasses import replace
 from pathlib import Path
 
 from fedhen import toml
-from fedhen.config import ACCELERATORS, Config
-from fedhen.errors import UserError
+from fedhen.config import ACCELERATORS, Config, LocalConfig
+from fedhen.errors import UserError, unknown
 from fedhen.recipes import RECIPES, config_file, recipe_named
+from fedhen.schema import from_mapping, hints
 
 RUNS = Path("runs")
+LOCALS = typing.get_args(hints(LocalConfig)["name"])
 
 
 def add_recipe(command: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -57,22 +60,43 @@ def add_machine(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quiet", action="store_true", help="show no progress")
 
 
+def add_method_options(command: argparse.ArgumentParser) -> None:
+    """What can be combined with any method."""
+    command.add_argument("--local", metavar="L", help=f"local variant: {', '.join(LOCALS)} (default: plain)")
+    command.add_argument("--tier", metavar="TIER", help="every device has this tier (fedavg: the largest unless named)")
+
+
 def add_out(command: argparse.ArgumentParser) -> None:
     """Where to write."""
     command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: a fresh folder under runs/)")
     command.add_argument("--force", action="store_true", help="replace the run that --out holds")
 
 
-def configured(options: argparse.Namespace, default: str | None = None) -> Config:
-    """The configuration that the options ask for."""
+def configured(options: argparse.Namespace, default: str | None = None, method: str | None = None) -> Config:
+    """The configuration that the options ask for, for the method that they name or this one.
+
+    A setting comes from --set and the other options if it is there, else from --config, else from the method, else from
+    the recipe.
+    """
     if options.config is not None:
         if options.recipe is not None:
             raise UserError(f"--config brings its own recipe: leave out {options.recipe!r}")
-        return changed(config_file(options.config), options)
+        return changed(config_file(options.config, lambda base: for_method(base, method)), options)
     recipe = options.recipe or default
     if recipe is None:
         raise UserError(f"which recipe? choose from {', '.join(RECIPES)}, or give --config FILE.toml")
-    return changed(recipe_named(recipe), options)
+    return changed(for_method(recipe_named(recipe), method), options)
+
+
+def for_method(config: Config, name: str | None) -> Config:
+    """The configuration with a method's own settings, if one is named."""
+    if name is None:
+        return config
+    from fedhen.algorithm.methods import method_named
+
+    method = method_named(name)
+    file = str(Path(name.rpartition(":")[0]).resolve()) + ":" + name.rpartition(":")[2] if ".py:" in name else ""
+    return from_mapping({**method.settings(config), "method": method.name, "method_file": file}, config)
 
 
 def changed(config: Config, options: argparse.Namespace) -> Config:
@@ -81,7 +105,13 @@ def changed(config: Config, options: argparse.Namespace) -> Config:
         # The path is part of the record, so that the run can be repeated from anywhere.
         config = replace(config, data=replace(config.data, name=str(options.data.resolve()), limit=0))
     given = {key: getattr(options, key, None) for key in ("rounds", "seed")}
+    given["local.name"] = getattr(options, "local", None)
     settings = [f"{key}={value}" for key, value in given.items() if value is not None]
+    tier = getattr(options, "tier", None)
+    if tier is not None:
+        if tier not in config.model.exits:
+            raise unknown("tier", tier, config.model.exits)
+        config = replace(config, tiers={tier: 1.0}, targets={t: x for t, x in config.targets.items() if t == tier})
     return toml.with_settings(config, [*options.settings, *settings])
 
 

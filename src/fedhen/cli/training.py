@@ -8,7 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedhen.cli.options import RUNS, add_machine, add_out, add_recipe, add_rounds, add_seeds, configured, with_seeds
+from fedhen.cli.options import (
+    RUNS,
+    add_machine,
+    add_method_options,
+    add_out,
+    add_recipe,
+    add_rounds,
+    add_seeds,
+    configured,
+    for_method,
+    with_seeds,
+)
 from fedhen.config import Config
 from fedhen.errors import UserError
 from fedhen.folders import claim, claim_fresh
@@ -25,6 +36,8 @@ examples:
   fedhen run digits --method noside --seeds 0,1,2 --set training.lr=0.05 --set split.kind=iid
   fedhen run cifar10-iid --method fedhen --data-dir ~/data
   fedhen run cifar10-iid --data photos/     your own images: photos/train/CLASS/*.png, photos/test/CLASS/*.png
+  fedhen run digits --method fedhen --local feddyn --set local.alpha=0.01
+  fedhen run digits --method ./mymethod.py:MINE
   fedhen run --config runs/digits-fedhen-seed0/config.toml     repeats that run exactly
 
 The run folder holds config.toml, rounds.jsonl, timing.jsonl, summary.json and models/*.safetensors.
@@ -34,6 +47,7 @@ examples:
   fedhen compare
   fedhen compare digits --rounds 20 --seeds 0,1,2 --out my-comparison
   fedhen compare --config my.toml --methods fedhen,noside
+  fedhen compare digits --methods fedhen,noside,decouple,heterofl --local feddyn
 """
 CENTRALISED_EXAMPLES = """\
 A round is an epoch: SGD with momentum 0.9, batches of 128, weight decay 0.0005, the learning rate falling from 0.1 to 0
@@ -42,6 +56,13 @@ along a cosine over 100 epochs; augmentation and clip as in the recipe.
 examples:
   fedhen centralised cifar10-iid --tier complex
   fedhen centralised cifar10-iid --tier simple --fraction 0.5      on the data of half of the devices
+"""
+METHODS_HELP = "fedhen, noside, decouple, side-apart, heterofl, fedavg, or your own as file.py:NAME"
+COMBINED = """\
+
+What can be combined: any method with any --local (plain, fedprox, scaffold, feddyn) on any tiers; a nest by depth, by
+width or by both (--set model.nesting=width); exit weights and distillation (--set objective.weights.simple=0.5,
+--set objective.distillation=0.1) with methods that sum over exits. heterofl brings its width nest along.
 """
 DATA_HELP = "your own data: a folder with train/CLASS/*.png and test/CLASS/*.png, or an .npz file"
 
@@ -59,14 +80,21 @@ class Job:
 def add_commands(commands: Any) -> None:
     """Add them to the parser."""
     look = argparse.RawDescriptionHelpFormatter
-    run = commands.add_parser("run", help="one run of a method on a recipe", epilog=RUN_EXAMPLES, formatter_class=look)
-    run.add_argument("--method", metavar="M", help=f"{', '.join(PAPERS_METHODS)} (default: the recipe's, fedhen)")
+    run = commands.add_parser(
+        "run", help="one run of a method on a recipe", epilog=RUN_EXAMPLES + COMBINED, formatter_class=look
+    )
+    run.add_argument("--method", metavar="M", help=f"{METHODS_HELP} (default: the recipe's, fedhen)")
     run.set_defaults(run=run_command)
     compare = commands.add_parser(
-        "compare", help="run the methods side by side, then the report", epilog=COMPARE_EXAMPLES, formatter_class=look
+        "compare",
+        help="run the methods side by side, then the report",
+        epilog=COMPARE_EXAMPLES + COMBINED,
+        formatter_class=look,
     )
     everyone = ",".join(PAPERS_METHODS)
-    compare.add_argument("--methods", metavar="M,M", default=everyone, help="which, with commas (default: %(default)s)")
+    compare.add_argument(
+        "--methods", metavar="M,M", default=everyone, help=f"which, with commas: {METHODS_HELP} (default: %(default)s)"
+    )
     compare.set_defaults(run=compare_command)
     alone = commands.add_parser(
         "centralised",
@@ -84,17 +112,17 @@ def add_commands(commands: Any) -> None:
         command.add_argument("--data", type=Path, metavar="PATH", help=DATA_HELP)
         add_rounds(command)
         add_seeds(command)
+        if command is not alone:
+            add_method_options(command)
         add_out(command)
         add_machine(command)
 
 
 def run_command(options: argparse.Namespace) -> int:
     """`fedhen run`."""
-    config = configured(options)
-    if options.method is not None:
-        if options.config is not None:
-            raise UserError("--config brings its own method: leave out --method")
-        config = replace(config, method=options.method)
+    if options.method is not None and options.config is not None:
+        raise UserError("--config brings its own method: leave out --method")
+    config = configured(options, method=options.method)
     return _train(with_seeds(config, options), f"{config.recipe}-{config.method}", options)
 
 
@@ -103,9 +131,10 @@ def centralised_command(options: argparse.Namespace) -> int:
     if not 0 < options.fraction <= 1:
         raise UserError(f"--fraction {options.fraction:g}: it must be above 0 and at most 1")
     rounds, options.rounds = options.rounds, None  # of the reference, not of the recipe
-    config = centralised(configured(options), options.tier, options.fraction)
+    tier, options.tier = options.tier, None
+    config = centralised(configured(options), tier, options.fraction)
     config = replace(config, rounds=rounds) if rounds is not None else config
-    name = f"{config.recipe}-{options.tier}" + (f"-{options.fraction:g}" if options.fraction < 1 else "")
+    name = f"{config.recipe}-{tier}" + (f"-{options.fraction:g}" if options.fraction < 1 else "")
     return _train(with_seeds(config, options), name, options)
 
 
@@ -124,17 +153,16 @@ def _train(configs: Sequence[Config], name: str, options: argparse.Namespace) ->
 
 def compare_command(options: argparse.Namespace) -> int:
     """`fedhen compare`."""
-    config = configured(options, default="digits")
     methods = [name.strip() for name in options.methods.split(",") if name.strip()]
     if not methods or len(set(methods)) < len(methods):
         raise UserError(f"--methods {options.methods!r}: name each method once, like {','.join(PAPERS_METHODS)}")
-    configs = with_seeds(config, options)
+    configs = [config for name in methods for config in with_seeds(_with_method(options, name), options)]
+    several = options.seeds is not None
     jobs = []
-    for seeded in configs:
-        for method in methods:
-            label = method if len(configs) == 1 else f"{method} seed {seeded.seed}"
-            jobs.append(Job(label, label.replace(" seed ", "-seed"), replace(seeded, method=method)))
-    parent = train_all(jobs, options, lambda: options.out or claim_fresh(RUNS, f"{config.recipe}-compare"))
+    for config in sorted(configs, key=lambda config: config.seed):
+        label = f"{config.method} seed {config.seed}" if several else config.method
+        jobs.append(Job(label, label.replace(" seed ", "-seed"), config))
+    parent = train_all(jobs, options, lambda: options.out or claim_fresh(RUNS, f"{configs[0].recipe}-compare"))
     # By name, as `fedhen report` finds them: the same columns, which are also the paper's.
     report = write_report([read_run(parent / name) for name in sorted(job.folder for job in jobs)], parent)
     print(report.text)
@@ -142,9 +170,16 @@ def compare_command(options: argparse.Namespace) -> int:
     return 0
 
 
+def _with_method(options: argparse.Namespace, name: str) -> Config:
+    config = configured(options, default="digits", method=name)
+    # A file says which method it was written for; here it is another one's turn.
+    return replace(config, method=for_method(config, name).method)
+
+
 def train_all(jobs: Sequence[Job], options: argparse.Namespace, place: Callable[[], Path]) -> Path:
     """Train every job into its folder below the place for them, asked for when all jobs are known to be right."""
-    from fedhen.experiment import assemble_all, play_into
+    from fedhen.assembly import assemble_all
+    from fedhen.experiment import play_into
 
     configs = [job.config for job in jobs]
     experiments = assemble_all(configs, accelerator=options.accelerator, data_dir=options.data_dir)

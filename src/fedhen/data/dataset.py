@@ -87,6 +87,12 @@ class Data:
         """A batch of stored examples as models take it."""
         return x if self.normalisation is None else self.normalisation(x).to(self.dtype)
 
+    def present(self, device: int) -> Tensor:
+        """Which classes a device holds."""
+        found = torch.zeros(self.classes, dtype=torch.bool, device=self.y.device)
+        found[self.y[self.shards[device]]] = True
+        return found
+
     def split(self, shards: Sequence[Index]) -> Data:
         """The same data with these shards."""
         return replace(self, shards=tuple(shards))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from fedhen import seeds
 from fedhen.errors import UserError, unknown
-from fedhen.params import Shapes, Weights, shapes_of
+from fedhen.params import Shapes, Weights, select, shapes_of
 
 Build = Callable[[], nn.Module]
 
@@ -19,28 +20,30 @@ Build = Callable[[], nn.Module]
 class Family:
     """Nested models, one a tier, shallowest first, each given as a function that builds it.
 
-    A tier's module returns the logits of all its exits, shallowest first: its own last, and before it those of the
-    tiers nested in it. Weights with the same name are the same weight. The deepest tier holds the weights of all.
+    A tier's module returns the logits of all its exits: its own last, and before it those of the tiers nested in it, in
+    the order of the tiers. Weights with the same name are the same weight; a tier may hold the leading corner of one
+    that another tier holds whole. The last tier holds the weights of all, unless a supernet does.
     """
 
     builds: Mapping[str, Build]
     average_buffers: bool = False
+    nested: Mapping[str, tuple[str, ...]] | None = None
+    """Tier -> the tiers nested in it, itself last; by default each tier contains all before it."""
+    supernet: Build | None = None
+    """Builds a module that holds all weights, where no tier does."""
+    outputs: frozenset[str] = frozenset()
+    """Weights whose rows are the classes."""
 
     @property
     def tiers(self) -> tuple[str, ...]:
         """The tiers' names, shallowest first."""
         return tuple(self.builds)
 
-    @property
-    def deepest(self) -> str:
-        """The tier that contains all others."""
-        return self.tiers[-1]
-
     def exits(self, tier: str) -> tuple[str, ...]:
-        """The exits of a tier's module, each named after the tier it belongs to, shallowest first."""
+        """The exits of a tier's module, each named after the tier it belongs to, its own last."""
         if tier not in self.builds:
             raise unknown("tier", tier, self.tiers)
-        return self.tiers[: self.tiers.index(tier) + 1]
+        return self.tiers[: self.tiers.index(tier) + 1] if self.nested is None else self.nested[tier]
 
     def build(self, tier: str) -> nn.Module:
         """A new module of this tier."""
@@ -48,36 +51,39 @@ class Family:
             raise unknown("tier", tier, self.tiers)
         return self.builds[tier]()
 
+    def whole(self) -> nn.Module:
+        """A new module that holds the weights of all tiers."""
+        return self.build(self.tiers[-1]) if self.supernet is None else self.supernet()
+
     def initial(self, seed: int) -> Weights:
-        """The deepest tier's initial weights: every tier's, and every method's, are cut from these."""
+        """Initial weights: every tier's, and every method's, are cut from these."""
         with seeds.torch_randomness(seed, "initial weights"):
-            return weights_of(self.build(self.deepest))
+            return weights_of(self.whole())
 
     def check(self, sample: Tensor, classes: int) -> None:
         """Assumption 1 and the contract of the modules, tried on a batch of inputs; a UserError says what breaks."""
-        if len(self.builds) < 1:
+        if not self.builds:
             raise UserError("a family needs at least one tier")
         with seeds.torch_randomness(0, "check"):
             modules = {tier: self.build(tier) for tier in self.tiers}
-            whole = shapes_of(weights_of(modules[self.deepest]))
-            for tier, module in modules.items():
-                _check_contained(tier, shapes_of(weights_of(module)), self.deepest, whole)
-                if not self.average_buffers:
-                    _refuse_buffers(tier, module)
-                _check_logits(tier, _tried(tier, module, sample), (len(self.exits(tier)), len(sample), classes))
-            self._check_exits(modules, sample)
-
-    def _check_exits(self, modules: Mapping[str, nn.Module], sample: Tensor) -> None:
-        """With the same weights a tier computes what the deepest tier's exits up to it compute."""
-        weights = weights_of(modules[self.deepest])
-        expected = modules[self.deepest](sample)
+            whole = weights_of(self.whole())
         for tier, module in modules.items():
-            load_weights(module, {name: weights[name] for name in module.state_dict()})
-            for place, logits in enumerate(module(sample)):
-                if not torch.allclose(logits, expected[place], rtol=1e-3, atol=1e-4):
+            index = shapes_of(weights_of(module))
+            _check_contained(tier, index, shapes_of(whole))
+            if not self.average_buffers:
+                _refuse_buffers(tier, module)
+            load_weights(module, select(whole, index))
+            _check_logits(tier, _tried(tier, module, sample), (len(self.exits(tier)), len(sample), classes))
+        self._check_exits({tier: list(module(sample)) for tier, module in modules.items()})
+
+    def _check_exits(self, logits: Mapping[str, Sequence[Tensor]]) -> None:
+        """With the same weights a tier computes what its exit computes in the tiers that contain it."""
+        for tier in self.tiers:
+            for place, name in enumerate(self.exits(tier)):
+                if not torch.allclose(logits[tier][place], logits[name][-1], rtol=1e-3, atol=1e-4):
                     raise UserError(
-                        f"Assumption 1 is broken: with the same weights, exit {place + 1} of tier {tier!r} and of tier "
-                        f"{self.deepest!r} differ: exits must come shallowest first, and compute the same"
+                        f"Assumption 1 is broken: with the same weights, exit {place + 1} of tier {tier!r} and the "
+                        f"last exit of tier {name!r} differ: exits must come shallowest first, and compute the same"
                     )
 
 
@@ -104,14 +110,14 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
             own[name].copy_(tensor)
 
 
-def _check_contained(tier: str, index: Shapes, deepest: str, whole: Shapes) -> None:
+def _check_contained(tier: str, index: Shapes, whole: Shapes) -> None:
     for name, shape in index.items():
         if name not in whole:
-            raise UserError(f"Assumption 1 is broken: weight {name!r} of tier {tier!r} is not in tier {deepest!r}")
-        if shape != whole[name]:
+            raise UserError(f"Assumption 1 is broken: weight {name!r} of tier {tier!r} is not in the largest network")
+        if len(shape) != len(whole[name]) or not all(map(operator.le, shape, whole[name])):
             raise UserError(
                 f"Assumption 1 is broken: weight {name!r} has shape {shape} in tier {tier!r} "
-                f"and {whole[name]} in tier {deepest!r}"
+                f"and only {whole[name]} in the largest network"
             )
 
 
@@ -139,7 +145,7 @@ def _tried(tier: str, module: nn.Module, sample: Tensor) -> object:
 def _check_logits(tier: str, logits: object, expected: tuple[int, int, int]) -> None:
     exits, batch, classes = expected
     found: object = type(logits).__name__
-    if isinstance(logits, list | tuple):
+    if isinstance(logits, Sequence):
         found = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in logits]
     if found != [(batch, classes)] * exits:
         raise UserError(

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedhen.errors import UserError
+from fedhen.models.exits import Exits
 from fedhen.models.nesting import Family
+from fedhen.params import corner
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the network a tier has: its first stages, at a share of the channels."""
+
+    stages: int
+    rate: float
+
+    def fits(self, other: Size) -> bool:
+        """Whether it is part of that one."""
+        return self.stages <= other.stages and self.rate <= other.rate
 
 
 @dataclass(frozen=True)
@@ -31,6 +46,10 @@ class Shape:
     exit_pool: int = 4
     exit_mix: float | str = "uniform"
     final_norm: bool = False
+    nesting: str = "depth"
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Tier -> its share of the channels, where nesting is not by depth alone."""
+    scaler: bool = False
 
     def __post_init__(self) -> None:
         stages = len(self.widths)
@@ -39,12 +58,37 @@ class Shape:
         if min(self.widths + self.blocks + self.strides + (self.groups, self.exit_pool)) < 1:
             raise UserError("model.widths, blocks, strides, groups and exit_pool must be at least 1")
         ends = list(self.exits.values())
-        if ends != sorted(set(ends)) or ends[-1:] != [stages] or ends[0] < 1:
-            raise UserError(f"model.exits must name stages in rising order and end with {stages}, the last stage")
-        for stage in ends[:-1]:
+        if not ends or min(ends) < 1 or max(ends) != stages:
+            raise UserError(f"model.exits must name stages from 1 to {stages}, and the last stage among them")
+        if self.nesting == "depth" and ends != sorted(set(ends)):
+            raise UserError("model.exits must name stages in rising order, shallowest tier first")
+        for stage in {*ends} - {stages}:
             if (side := self.size_after(stage)) % self.exit_pool:
                 where = f"stage {stage}'s {side}×{side} output"
                 raise UserError(f"model.exit_pool={self.exit_pool} does not divide {where}: 1 always does")
+
+        for tier, rate in self.rates.items():
+            if not 0 < rate <= 1:
+                raise UserError(
+                    f"model.rates.{tier} = {rate:g}: a tier's share of the channels is above 0 and at most 1"
+                )
+
+    def tiers(self) -> dict[str, Size]:
+        """Each tier's size, shallowest first."""
+        names, stages = {"depth": self.exits, "width": self.rates, "both": self.exits}[self.nesting], len(self.widths)
+        if self.nesting == "both" and self.exits.keys() != self.rates.keys():
+            raise UserError("model.exits and model.rates must name the same tiers where nesting is by both")
+        return {
+            tier: Size(
+                stages if self.nesting == "width" else self.exits[tier],
+                1.0 if self.nesting == "depth" else self.rates[tier],
+            )
+            for tier in names
+        }
+
+    def width(self, stage: int, rate: float) -> int:
+        """Channels of a stage at that rate: HeteroFL's ceil(r·w)."""
+        return math.ceil(rate * self.widths[stage - 1])
 
     def size_after(self, stage: int) -> int:
         """Height and width after that many stages: a 3×3 convolution with padding 1 rounds up."""
@@ -55,36 +99,86 @@ class Shape:
 
 
 def preact_resnet(shape: Shape) -> Family:
-    """A tier for each of `shape.exits`: its stages, its own exit, and inside it the exits of the tiers before it."""
-    return Family({tier: partial(PreActResNet, shape, stages) for tier, stages in shape.exits.items()})
+    """A tier for each of `shape.tiers()`: its stages and channels, its own exit, and the tiers nested in it."""
+    sizes = shape.tiers()
+    nested = {
+        tier: (*(t for t in sizes if sizes[t] != size and sizes[t].fits(size)), tier) for tier, size in sizes.items()
+    }
+    stages, rates = (max(getattr(size, name) for size in sizes.values()) for name in ("stages", "rate"))
+    everything = partial(PreActResNet, shape, Size(stages, rates), tuple(sizes.values()))
+    builds = {tier: partial(Nested, shape, size, tuple(sizes[t] for t in nested[tier])) for tier, size in sizes.items()}
+    linears = [name for name, module in everything().named_modules() if isinstance(module, nn.Linear)]
+    outputs = frozenset(f"{name}.{weight}" for name in linears for weight in ("weight", "bias"))
+    return Family(builds, nested=nested, supernet=everything, outputs=outputs)
 
 
 class PreActResNet(nn.Module):
-    """The first `stages` stages, with every exit up to there; returns the logits of all exits, shallowest first."""
+    """The first stages, at a share of the channels, with the exits that networks of these sizes need.
 
-    def __init__(self, shape: Shape, stages: int) -> None:
+    It returns the logits of the exits that have its own number of channels, shallowest first.
+    """
+
+    def __init__(self, shape: Shape, size: Size, exits: Sequence[Size]) -> None:
         super().__init__()
-        widths = (shape.widths[0], *shape.widths[:stages])
+        widths = [shape.width(k, size.rate) for k in range(1, size.stages + 1)]
         self.stem = nn.Conv2d(shape.channels, widths[0], 3, padding=1, bias=False)
-        self.stages = nn.ModuleList(_stage(shape, k, widths[k], widths[k + 1]) for k in range(stages))
-        # Keyed by stage, so that an exit has the same name in every tier.
-        self.exits = nn.ModuleDict({str(k): _exit(shape, k) for k in shape.exits.values() if k <= stages})
+        scale = size.rate if shape.scaler else 1.0
+        self.stages = nn.ModuleList(
+            _stage(shape, k, (i, o), scale) for k, (i, o) in enumerate(zip([widths[0], *widths], widths, strict=False))
+        )
+        # Keyed by stage, so that an exit has one name in all tiers; as wide as the widest network that ends there.
+        rates = {k: max(s.rate for s in exits if s.stages == k) for k in sorted({s.stages for s in exits})}
+        self.exits = nn.ModuleDict({str(k): _exit(shape, k, rate) for k, rate in rates.items()})
+        self.read = tuple(k for k, rate in rates.items() if rate == size.rate)
 
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """The logits of every exit, shallowest first."""
+    def forward(self, x: Tensor) -> Sequence[Tensor]:
+        """The logits of every exit that it can read, shallowest first."""
         x, logits = self.stem(x), []
         for k, stage in enumerate(self.stages, start=1):
             x = stage(x)
-            if str(k) in self.exits:
+            if k in self.read:
                 logits.append(self.exits[str(k)](x))
+        return logits
+
+
+class Nested(PreActResNet):
+    """A tier's network; it returns the logits of every tier nested in it, its own last.
+
+    Tiers with as many channels are exits of one pass. A tier with fewer channels is a pass of its own over the leading
+    corners of the weights, made when its logits are read.
+    """
+
+    def __init__(self, shape: Shape, size: Size, nested: Sequence[Size]) -> None:
+        super().__init__(shape, size, nested)
+        self.size, self.nested = size, tuple(nested)
+        # Shells without weights of their own; in a dict, so that they are no sub-modules.
+        with torch.device("meta"):
+            self.shells = {
+                s: PreActResNet(shape, s, [t for t in nested if t.fits(s)]) for s in nested if s.rate != size.rate
+            }
+
+    def forward(self, x: Tensor) -> Sequence[Tensor]:
+        """The logits of every tier nested in it, its own last."""
+        own = dict(zip(self.read, super().forward(x), strict=True))
+        if not self.shells:
+            return list(own.values())
+        return Exits([partial(self._logits, own, x, size) for size in self.nested])
+
+    def _logits(self, own: Mapping[int, Tensor], x: Tensor, size: Size) -> Tensor:
+        if size not in self.shells:
+            return own[size.stages]
+        shell = self.shells[size].train(self.training)
+        weights = {name: corner(self.get_parameter(name), p.shape) for name, p in shell.named_parameters()}
+        logits: Tensor = functional_call(shell, weights, (x,))[-1]
         return logits
 
 
 class Block(nn.Module):
     """A pre-activation basic block; a shortcut that changes the shape is a 1×1 convolution of the activated input."""
 
-    def __init__(self, width_in: int, width: int, stride: int, groups: int) -> None:
+    def __init__(self, width_in: int, width: int, stride: int, groups: int, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         self.norm1 = group_norm(groups, width_in)
         self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
         self.norm2 = group_norm(groups, width)
@@ -94,10 +188,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x, or its shortcut, plus two convolutions of normalised activations."""
-        active = F.relu(self.norm1(x))
+        active = F.relu(self.norm1(self.scaled(x)))
         kept = x if self.shortcut is None else self.shortcut(active)
-        out: Tensor = self.conv2(F.relu(self.norm2(self.conv1(active))))
+        out: Tensor = self.conv2(F.relu(self.norm2(self.scaled(self.conv1(active)))))
         return out + kept
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """HeteroFL's scaler: in training, divided by the share of the channels."""
+        return x / self.scale if self.training and self.scale != 1 else x
 
 
 class MixPool(nn.Module):
@@ -130,14 +228,15 @@ def group_norm(groups: int, width: int) -> nn.GroupNorm:
     return nn.GroupNorm(math.gcd(groups, width), width)
 
 
-def _stage(shape: Shape, k: int, width_in: int, width: int) -> nn.Sequential:
+def _stage(shape: Shape, k: int, widths: tuple[int, int], scale: float) -> nn.Sequential:
+    width_in, width = widths
     strides = [shape.strides[k]] + [1] * (shape.blocks[k] - 1)
     inputs = [width_in] + [width] * (shape.blocks[k] - 1)
-    return nn.Sequential(*(Block(i, width, s, shape.groups) for i, s in zip(inputs, strides, strict=True)))
+    return nn.Sequential(*(Block(i, width, s, shape.groups, scale) for i, s in zip(inputs, strides, strict=True)))
 
 
-def _exit(shape: Shape, stage: int) -> nn.Sequential:
-    width, size = shape.widths[stage - 1], shape.size_after(stage)
+def _exit(shape: Shape, stage: int, rate: float) -> nn.Sequential:
+    width, size = shape.width(stage, rate), shape.size_after(stage)
     if stage == len(shape.widths):
         pool: nn.Module = GlobalPool(group_norm(shape.groups, width) if shape.final_norm else None)
         return nn.Sequential(pool, nn.Linear(width, shape.classes))

@@ -43,7 +43,7 @@ class Comparison:
     @property
     def tiers(self) -> tuple[str, ...]:
         """Shallowest first."""
-        return self.runs[0].tiers
+        return max((run.tiers for run in self.runs), key=len)
 
     @property
     def several_seeds(self) -> bool:
@@ -59,19 +59,20 @@ def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
     """Group runs by method, the hero first (the first run's method where the hero is not among them)."""
     if not runs:
         raise UserError("nothing to report: give at least one run folder")
-    first = runs[0]
+    first, most = runs[0], max(runs, key=lambda run: len(run.tiers))
     for run in runs:
         if run.recipe != first.recipe:
             raise UserError(
                 f"runs of different recipes need a report each: {first.folder} is {first.recipe}, "
                 f"{run.folder} is {run.recipe}"
             )
-        if run.tiers != first.tiers:
+        if not set(run.tiers) <= set(most.tiers):
             raise UserError(
-                f"runs with different tiers need a report each: {first.folder} has {', '.join(first.tiers)}, "
+                f"runs with different tiers need a report each: {most.folder} has {', '.join(most.tiers)}, "
                 f"{run.folder} has {', '.join(run.tiers)}"
             )
-    methods = sorted(dict.fromkeys(run.method for run in runs), key=lambda method: method != hero)
+    # Where no run is plainly the hero's, one with a local variant of it is.
+    methods = sorted(dict.fromkeys(run.method for run in runs), key=lambda m: (m != hero, m.partition("+")[0] != hero))
     return Comparison({method: _seeds([run for run in runs if run.method == method]) for method in methods})
 
 

@@ -24,6 +24,7 @@ class Outcome(StrEnum):
     MISSED = "not reached"
     PENDING = "not yet"
     BLANK = "not evaluated"
+    ABSENT = "–"
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Measure:
 
 def cost(run: Run, goal: Goal, spent: Spent) -> Cost:
     """What a run spent until it met the goal, or until its last evaluated round."""
+    if goal.tier not in run.tiers:
+        return Cost(0, Outcome.ABSENT)
     reached = rounds_to_target(run, goal.tier, goal.target, goal.kind)
     if reached is not None:
         return Cost(spent(run, reached), Outcome.REACHED)
@@ -75,6 +78,8 @@ def cost(run: Run, goal: Goal, spent: Spent) -> Cost:
 
 def cell(costs: Sequence[Cost], show: Show) -> str:
     """One method's costs in a table: the amount, over several seeds their mean ± standard deviation."""
+    if all(each.outcome is Outcome.ABSENT for each in costs):
+        return str(Outcome.ABSENT)
     reached = [each.amount for each in costs if each.exact]
     if len(reached) == len(costs):
         return show(reached)
@@ -86,6 +91,7 @@ def gain(hero: Sequence[Cost], baselines: Sequence[Sequence[Cost]]) -> str:
 
     A baseline that did not get there counts with what it had spent by then, less than it would need.
     """
+    baselines = [costs for costs in baselines if all(each.outcome is not Outcome.ABSENT for each in costs)]
     if not baselines or not all(each.exact for each in hero):
         return "–"
     own = mean(each.amount for each in hero)

@@ -140,7 +140,9 @@ def _accuracy(tier: str, kind: str, pick: Callable[[Sequence[float]], float]) ->
 
 def _parameters(tier: str) -> Callable[[Sequence[Run]], str]:
     def show(runs: Sequence[Run]) -> str:
-        counts = sorted({run.summary["parameters"][tier] for run in runs if run.summary is not None})
+        counts = sorted(
+            {run.summary["parameters"][tier] for run in runs if run.summary is not None and tier in run.tiers}
+        )
         return " or ".join(f"{count:,}" for count in counts) or "–"
 
     return show

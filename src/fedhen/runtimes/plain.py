@@ -3,61 +3,124 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedhen import seeds
 from fedhen.algorithm.holdings import Holding
-from fedhen.algorithm.merging import Server, Update
-from fedhen.algorithm.methods import Method
+from fedhen.algorithm.local import Local, Visit
+from fedhen.algorithm.merging import Update
+from fedhen.algorithm.objectives import Objective
 from fedhen.config import Config
 from fedhen.data.batches import batch, visits
 from fedhen.data.dataset import Data
-from fedhen.local_training import learning_rate, train_locally
+from fedhen.local_training import Task, learning_rate, train_locally
+from fedhen.models.exits import each
 from fedhen.models.nesting import Family, load_weights, weights_of
-from fedhen.params import Weights, select
+from fedhen.params import Weights, finite, select
+from fedhen.rounds import Sent
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The simulated devices: what each has, holds and minimises."""
+
+    config: Config
+    family: Family
+    data: Data
+    tier_of: Sequence[str]
+    holdings: Mapping[str, Holding]
+    objectives: Mapping[str, Objective]
+    """What the devices of each tier minimise."""
+    local: Local
+    omega: Sequence[float]
+    """Each device's share of its pool's data, 1 where all have the same."""
 
 
 @dataclass
 class PlainDevices:
     """The devices of a simulated fleet; their data lies where they train."""
 
-    config: Config
-    method: Method
-    family: Family
-    holdings: Mapping[str, Holding]
-    data: Data
-    tier_of: Sequence[str]
+    fleet: Fleet
+    memory: dict[int, Weights] = field(default_factory=dict)
+    """What each device that has trained remembers, where the local variant has a memory."""
     modules: dict[str, nn.Module] = field(default_factory=dict)
     constants: dict[str, Weights] = field(default_factory=dict)
     """Buffers that a module does not save: every device starts from them as they were built."""
 
-    def train(self, round_number: int, server: Server, active: Sequence[int]) -> Iterator[Update]:
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
         """Alg. 1, lines 5-15, one device after the other."""
         for device in active:
-            yield self.train_one(round_number, device, server[self.tier_of[device]])
+            yield self.train_one(round_number, device, sent)
 
-    def train_one(self, round_number: int, device: int, received: Weights) -> Update:
+    def train_one(self, round_number: int, device: int, sent: Sent) -> Update:
         """Alg. 2 on one device."""
-        tier, training, shard = self.tier_of[device], self.config.training, self.data.shards[device]
-        address = (self.config.seed, round_number, device)
-        plan = visits(shard, training.epochs, training.batch_size, training.last_batch == "drop", address)
-        batches = (batch(self.data, plan, part, self.config.data.augmentation) for part in plan.batches())
+        fleet, tier = self.fleet, self.fleet.tier_of[device]
+        held, received = fleet.holdings[tier], sent.models[tier]
+        visit = self.visit(device, sent)
         module = self.module(tier)
         load_weights(module, {**self.constants[tier], **received})
+        lr = learning_rate(fleet.config.training, round_number, fleet.config.rounds)
+        task = Task(fleet.objectives[tier], fleet.config.training, lr, fleet.local.correction(visit), self.view(device))
         # A model's own randomness, like dropout, has an address too.
-        with seeds.torch_randomness(self.config.seed, "model", round_number, device):
-            lr = learning_rate(training, round_number, self.config.rounds)
-            loss = train_locally(module, batches, self.method.objective, training, lr=lr)
-        held = self.holdings[tier]
-        return Update(device, tier, select(weights_of(module), held.shapes), held.trained, len(shard), loss)
+        with seeds.torch_randomness(fleet.config.seed, "model", round_number, device):
+            loss, steps = train_locally(module, self.batches(round_number, device), task)
+        weights = select(weights_of(module), held.shapes)
+        update = Update(
+            device,
+            tier,
+            weights,
+            held.trained,
+            samples=len(fleet.data.shards[device]),
+            loss=loss,
+            rows=self.rows(device, weights),
+            omega=fleet.omega[device],
+        )
+        return self.remember(update, visit, steps * lr)
+
+    def visit(self, device: int, sent: Sent) -> Visit:
+        """What the local variant knows of the device in this round."""
+        tier = self.fleet.tier_of[device]
+        trained = {n: t for n, t in sent.models[tier].items() if n in self.fleet.holdings[tier].trained}
+        return Visit(trained, self.memory.get(device, {}), sent.mean.get(tier, {}), self.fleet.omega[device])
+
+    def remember(self, update: Update, visit: Visit, walked: float) -> Update:
+        """Keep the device's new memory, unless the server will drop the update, and tell by how much it changed."""
+        if self.fleet.local.remember is None or not finite(update.weights):
+            return update
+        memory = self.fleet.local.remember(visit, update.weights, walked)
+        self.memory[update.device] = memory
+        changed = {n: t - visit.memory[n] if n in visit.memory else t for n, t in memory.items()}
+        return replace(update, remembered=changed)
+
+    def batches(self, round_number: int, device: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The device's batches of all epochs."""
+        config, data = self.fleet.config, self.fleet.data
+        training, address = config.training, (config.seed, round_number, device)
+        plan = visits(data.shards[device], training.epochs, training.batch_size, training.last_batch == "drop", address)
+        return (batch(data, plan, part, config.data.augmentation) for part in plan.batches())
+
+    def view(self, device: int) -> partial[Sequence[Tensor]]:
+        """With `training.masked_loss`, the logits of classes that the device does not hold are 0 in its loss."""
+        if not self.fleet.config.training.masked_loss:
+            return partial(lambda logits: logits)
+        present = self.fleet.data.present(device)
+        return partial(each, change=lambda z: torch.where(present, z, torch.zeros_like(z)))
+
+    def rows(self, device: int, weights: Weights) -> dict[str, Tensor]:
+        """With `server.label_rows`, the output rows of the classes that the device holds."""
+        if not self.fleet.config.server.label_rows:
+            return {}
+        return {name: self.fleet.data.present(device) for name in weights if name in self.fleet.family.outputs}
 
     def module(self, tier: str) -> nn.Module:
         """The one module that all devices of a tier train in, one after the other."""
         if tier not in self.modules:
-            with seeds.torch_randomness(self.config.seed, "initial weights"):
-                module = self.modules[tier] = self.family.build(tier).to(self.data.x.device)
+            with seeds.torch_randomness(self.fleet.config.seed, "initial weights"):
+                module = self.modules[tier] = self.fleet.family.build(tier).to(self.fleet.data.x.device)
             saved = module.state_dict()
             self.constants[tier] = {n: b.clone() for n, b in module.named_buffers() if n not in saved}
         return self.modules[tier]

@@ -1,0 +1,163 @@
+"""A configuration made runnable: data dealt, models nested and checked, devices set up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from fedhen import environment, seeds
+from fedhen.algorithm.holdings import Holding, holdings
+from fedhen.algorithm.local import Local, local_named
+from fedhen.algorithm.merging import Memories, Server
+from fedhen.algorithm.methods import Method, method_named
+from fedhen.algorithm.objectives import configured
+from fedhen.config import OWN, Config, DataConfig, SplitConfig
+from fedhen.data import partitions, sources
+from fedhen.data.dataset import Data, Index
+from fedhen.data.storage import data_root
+from fedhen.errors import UserError, unknown
+from fedhen.evaluation import LastModels
+from fedhen.experiment import Experiment
+from fedhen.models.nesting import Family
+from fedhen.models.preact_resnet import Shape, preact_resnet
+from fedhen.params import corner, overlay, select
+from fedhen.rounds import Activate, sampling
+from fedhen.runtimes.plain import Fleet, PlainDevices
+
+
+def assemble(
+    config: Config,
+    *,
+    data: Data | None = None,
+    family: Family | None = None,
+    method: Method | None = None,
+    activate: Activate | None = None,
+    accelerator: str = "auto",
+    data_dir: Path | None = None,
+) -> Experiment:
+    """Make a configuration runnable; what is not given is what it names."""
+    where = environment.accelerator(accelerator, config.runtime)
+    method = method or method_named(config.method_file or config.method)
+    data = data or sources.load(config.data, data_root(data_dir), config.seed)
+    if data.shards and len(data.shards) != config.devices.number:
+        raise UserError(f"devices.number={config.devices.number}, but data is given for {len(data.shards)} devices")
+    if not data.shards:
+        data = data.split(deal(data, config.split, config.devices.number, config.seed))
+    family = family or family_named(config, data.shape, data.classes)
+    tiers = tuple(config.tiers)
+    if tiers != tuple(tier for tier in family.tiers if tier in tiers):
+        raise UserError(f"tiers names {', '.join(tiers)}, but the family has, in this order, {', '.join(family.tiers)}")
+    if config.server.label_rows and not family.outputs:
+        raise UserError("server.label_rows needs a family that names its outputs: Family(..., outputs=...)")
+    data = data.to(where).in_type_of(family.build(tiers[-1]))
+    if config.data.augmentation != "none" and len(data.shape) != 3:
+        raise UserError(
+            f"data.augmentation={config.data.augmentation} needs images, found inputs of shape {data.shape}"
+        )
+    batch = data.inputs(data.x[:2]), data.y[:2]
+    family.check(batch[0].cpu(), data.classes)
+    objectives = {tier: configured(method.objective, family.exits(tier), config.objective) for tier in tiers}
+    held = holdings(family, objectives, method.pools, batch)
+    initial = {name: tensor.to(where) for name, tensor in family.initial(config.seed).items()}
+    server = {tier: select(initial, holding.shapes) for tier, holding in held.items()}
+    tier_of = [tier for tier, number in config.tier_sizes().items() for _ in range(number)]
+    local = local_named(config.local)
+    omega = shares([len(shard) for shard in data.shards], tier_of, method.pools(tiers))
+    fleet = Fleet(config, family, data, tier_of, held, objectives, local, omega)
+    return Experiment(
+        config=config,
+        method=method,
+        family=family,
+        data=data,
+        holdings=held,
+        tier_of=tier_of,
+        local=local,
+        activate=activate or sampling(config.devices, config.seed),
+        server=server,
+        memories=Memories(nothing_remembered(server, held, local), config.tier_sizes()),
+        last_models=LastModels(server, tier_of),
+        devices=PlainDevices(fleet),
+        modules={tier: family.build(tier).to(where) for tier in tiers},
+    )
+
+
+def nothing_remembered(server: Server, held: Mapping[str, Holding], local: Local) -> Server:
+    """The mean of the memories before the first round: zeros for the trained weights, if there is a memory at all."""
+    if local.remember is None:
+        return {tier: {} for tier in server}
+    whole = {name: torch.zeros_like(tensor) for name, tensor in overlay(list(server.values())).items()}
+    return {
+        tier: {n: corner(whole[n], t.shape) for n, t in weights.items() if n in held[tier].trained}
+        for tier, weights in server.items()
+    }
+
+
+def shares(sizes: Sequence[int], tier_of: Sequence[str], pools: Sequence[tuple[str, ...]]) -> list[float]:
+    """ω_i = n_i·N/n of every device, N and n over the devices of its pool."""
+    omega = [1.0] * len(sizes)
+    for pool in pools:
+        members = [device for device, tier in enumerate(tier_of) if tier in pool]
+        total = sum(sizes[device] for device in members)
+        for device in members:
+            omega[device] = sizes[device] * len(members) / total
+    return omega
+
+
+def assemble_all(
+    configs: Sequence[Config], *, accelerator: str = "auto", data_dir: Path | None = None
+) -> list[Experiment]:
+    """Make several configurations runnable; those on the same data share it."""
+    loaded: list[tuple[DataConfig, int, Data]] = []
+    experiments = []
+    for config in configs:
+        # Which images a fraction keeps depends on the seed.
+        seed = config.seed if config.data.fraction < 1 else 0
+        data = next((d for c, s, d in loaded if (c, s) == (config.data, seed)), None)
+        if data is None:
+            where = environment.accelerator(accelerator, config.runtime)
+            data = sources.load(config.data, data_root(data_dir), config.seed).to(where)
+            loaded.append((config.data, seed, data))
+        experiments.append(assemble(config, data=data, accelerator=accelerator))
+    return experiments
+
+
+def deal(data: Data, split: SplitConfig, devices: int, seed: int) -> list[Index]:
+    """Deal the training data to the devices."""
+    labels, rng = data.y.cpu().numpy(), seeds.stream(seed, "split")
+    if len(labels) < devices:
+        raise UserError(f"{len(labels)} training examples cannot be dealt to {devices} devices: lower devices.number")
+    if split.kind == "iid":
+        return partitions.iid(labels, devices, rng)
+    if split.kind == "dirichlet":
+        return partitions.dirichlet(labels, devices, rng, split.alpha)
+    return partitions.dirichlet_by_class(labels, devices, rng, split.alpha, split.minimum)
+
+
+def family_named(config: Config, inputs: tuple[int, ...], classes: int) -> Family:
+    """The model family that a configuration names, for inputs of that shape."""
+    model = config.model
+    if model.family == OWN:
+        raise UserError("the model family of this run was given in Python: give it again from Python, as family=...")
+    if model.family != "preact-resnet":
+        raise unknown("model family", model.family, ["preact-resnet"])
+    if len(inputs) != 3 or inputs[1] != inputs[2]:
+        raise UserError(f"preact-resnet needs square images (channels, size, size), found inputs of shape {inputs}")
+    shape = Shape(
+        channels=inputs[0],
+        size=inputs[1],
+        classes=classes,
+        widths=model.widths,
+        blocks=model.blocks,
+        strides=model.strides,
+        exits=model.exits,
+        groups=model.groups,
+        exit_pool=model.exit_pool,
+        exit_mix=model.exit_mix,
+        final_norm=model.final_norm,
+        nesting=model.nesting,
+        rates=model.rates,
+        scaler=model.scaler,
+    )
+    return preact_resnet(shape)

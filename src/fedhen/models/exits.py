@@ -1,0 +1,50 @@
+"""The logits of a model's exits, shallowest first, each computed when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+from torch import Tensor
+
+Thunk = Callable[[], Tensor]
+
+
+class Exits(Sequence[Tensor]):
+    """A list of logits of which nobody pays for those that nobody reads.
+
+    Where nesting is by depth one pass gives all exits, and a plain list serves. Where it is by width every nested
+    network needs a pass of its own, and an objective that reads only the last exit should not cause the others.
+    """
+
+    def __init__(self, thunks: Sequence[Thunk]) -> None:
+        self.thunks = list(thunks)
+        self.found: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.thunks)
+
+    @overload
+    def __getitem__(self, place: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, place: int | slice) -> Tensor | Sequence[Tensor]:
+        """The logits of one exit, or the exits of a slice."""
+        if isinstance(place, slice):
+            return Exits([self._thunk(k) for k in range(len(self))[place]])
+        k = range(len(self))[place]
+        if k not in self.found:
+            self.found[k] = self.thunks[k]()
+        return self.found[k]
+
+    def _thunk(self, place: int) -> Thunk:
+        return lambda: self[place]
+
+
+def each(logits: Sequence[Tensor], change: Callable[[Tensor], Tensor]) -> Sequence[Tensor]:
+    """The logits with that change, made when they are read."""
+
+    def changed(place: int) -> Thunk:
+        return lambda: change(logits[place])
+
+    return Exits([changed(place) for place in range(len(logits))])
