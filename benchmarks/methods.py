@@ -1,6 +1,6 @@
 """Every method on the digits: rounds to target, final accuracy and bytes, over five seeds.
 
-    python benchmarks/methods.py [--tiers 2,4] [--seeds 0,1,2,3,4] [--rounds 40] [--out runs/methods] [--jobs N]
+    python benchmarks/methods.py [--tiers 2,4] [--seeds 0,1,2,3,4] [--rounds 40] [--methods fedhen,noside] [--out runs/methods] [--jobs N]
 
 Runs what is missing under --out, as many processes at a time as there are cores, and prints one Markdown table for each
 setting. What is finished is not run again. With --json FILE the numbers behind the tables are written there.
@@ -29,6 +29,9 @@ METHODS: dict[str, list[str]] = {
     "side-apart": ["--method", "side-apart"],
     "heterofl": ["--method", "heterofl"],
     "fedavg": ["--method", "fedavg"],
+    "fedavg + fedprox": ["--method", "fedavg", "--local", "fedprox"],
+    "fedavg + scaffold": ["--method", "fedavg", "--local", "scaffold"],
+    "fedavg + feddyn": ["--method", "fedavg", "--local", "feddyn"],
     "fedhen + fedprox": ["--method", "fedhen", "--local", "fedprox"],
     "fedhen + scaffold": ["--method", "fedhen", "--local", "scaffold"],
     "fedhen + feddyn": ["--method", "fedhen", "--local", "feddyn"],
@@ -98,18 +101,20 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--out", default="runs/methods")
+    parser.add_argument("--methods", help="only these rows, with commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json")
     options = parser.parse_args()
     recipes = [RECIPES[number] for number in options.tiers.split(",")]
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    places = list(itertools.product(recipes, SPLITS, METHODS, seeds))
+    methods = options.methods.split(",") if options.methods else list(METHODS)
+    places = list(itertools.product(recipes, SPLITS, methods, seeds))
     with ThreadPoolExecutor(options.jobs) as pool:
         folders = dict(zip(places, pool.map(lambda place: train(options, *place), places), strict=True))
     found = {}
     for recipe, split in itertools.product(recipes, SPLITS):
-        runs = {m: [read_run(folders[recipe, split, m, seed]) for seed in seeds] for m in METHODS}
-        tiers = list(runs["fedhen"][0].tiers)
+        runs = {m: [read_run(folders[recipe, split, m, seed]) for seed in seeds] for m in methods}
+        tiers = list(max((each[0].tiers for each in runs.values()), key=len))
         rows = {method: cells(each, tiers) for method, each in runs.items()}
         found[f"{recipe} {split}"] = rows
         print(f"\n### {recipe}, {SPLITS[split]}\n\n{table(rows, tiers)}", flush=True)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedhen.assembly import assemble
+from fedhen.assembly import Assembler, assemble
 from fedhen.cli import main
 from fedhen.data import cifar
 from fedhen.data.published import CIFAR10, CIFAR100, PUBLISHED, Files
 from fedhen.data.storage import data_root
+from fedhen.errors import UserError
 from fedhen.recipes import centralised, recipe_named
 from fedhen.records import read_run
 from fedhen.toml import with_settings
@@ -166,6 +167,7 @@ def test_paper_runs_what_is_missing_and_skips_what_is_there(root: Path, capsys: 
     before = {name: (Path("results") / name / "summary.json").stat().st_mtime_ns for name in names}
     assert "not run (249)" not in capsys.readouterr().out
     assert main([*command, *small]) == 0
+    assert sorted(p.name for p in Path("results").iterdir() if (p / "config.toml").is_file()) == names
     assert {name: (Path("results") / name / "summary.json").stat().st_mtime_ns for name in names} == before
     for name in ("paper.html", "paper.md", "paper.tex", "figure-1.png", "figure-3.svg"):
         assert (Path("results") / "paper" / name).stat().st_size > 500
@@ -179,3 +181,73 @@ def test_paper_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "does not exist" in capsys.readouterr().err
     assert main(["paper", "--run", "--only", "cifar10"]) == 2
     assert "unknown experiment 'cifar10': did you mean 'cifar10-iid'?" in capsys.readouterr().err
+
+
+def test_every_setting_of_a_centralised_run_can_be_set(root: Path) -> None:
+    """The schedule that the docs state, and each value changed from the command line."""
+    c = centralised(recipe_named("cifar10-iid"), "simple")
+    t = c.training
+    assert (c.rounds, t.epochs, t.lr, t.lr_schedule, t.momentum, t.batch_size, t.weight_decay) == (
+        *(100, 1, 0.1, "cosine"),
+        *(0.9, 128, 5e-4),
+    )
+    settings = ["training.lr=0.05", "training.momentum=0.0", "training.batch_size=64", "rounds=1", NARROW[0], NARROW[1]]
+    command = ["centralised", "cifar10-iid", "--tier", "simple", "--data-dir", str(root), "--quiet", "--out", "c"]
+    assert main([*command, *options(settings)]) == 0
+    training = read_run(Path("c")).config["training"]
+    assert (training["lr"], training["momentum"], training["batch_size"]) == (0.05, 0.0, 64)
+    assert len(read_run(Path("c")).rounds) == 1
+
+
+def test_own_data_under_a_recipe_is_another_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    x = rng.integers(0, 255, (60, 8, 8), dtype=np.uint8)
+    np.savez("my data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    small = [
+        "--rounds",
+        "1",
+        "--quiet",
+        *options(["devices.number=4", "devices.active=2", "training.epochs=1", NARROW[0]]),
+    ]
+    assert main(["run", "digits", "--data", "my data.npz", "--out", "run", *small]) == 0
+    run = read_run(Path("run"))
+    assert run.recipe == "digits-on-my-data" and run.config["targets"] == {}
+    assert main(["centralised", "digits", "--tier", "simple", "--data", "my data.npz", "--out", "c", *small[:3]]) == 0
+
+
+def test_a_hundred_classes_are_read_by_their_fine_label(tmp_path: Path) -> None:
+    """Two label bytes before each image: the coarse one, then the fine one that counts."""
+    rows = np.zeros((4, 2 + 3072), np.uint8)
+    rows[:, 0], rows[:, 1] = [19, 18, 17, 16], [5, 6, 7, 99]
+    folder = tmp_path / CIFAR100.folder
+    folder.mkdir()
+    sha1, sizes = {}, {}
+    for name in CIFAR100.sha1:
+        (folder / name).write_bytes(rows.tobytes())
+        sha1[name], sizes[name] = hashlib.sha1(rows.tobytes()).hexdigest(), rows.nbytes
+    files = replace(CIFAR100, train={"train.bin": sha1["train.bin"]}, test={"test.bin": sha1["test.bin"]}, sizes=sizes)
+    assert cifar.read(files, tmp_path).y.tolist() == [5, 6, 7, 99]
+    (folder / "test.bin").write_bytes(rows.tobytes()[:-1])
+    with pytest.raises(
+        UserError, match=r"test.bin has 12295 bytes instead of 12296: get it with `fedhen data fetch cifar100 --to"
+    ):
+        cifar.read(files, tmp_path)
+    (folder / "test.bin").write_bytes(rows.tobytes()[:-1] + b"x")
+    with pytest.raises(UserError, match=r"test.bin was altered"):
+        cifar.read(files, tmp_path)
+
+
+def test_the_limit_holds_for_both_parts_and_a_fraction_for_training(root: Path) -> None:
+    run = assemble(
+        with_settings(recipe_named("cifar10-iid"), [*NARROW, "data.limit=40"]), data_dir=root, accelerator="cpu"
+    )
+    assert (len(run.data.y), len(run.data.y_test)) == (40, 40)
+    both = Assembler("cpu", root)
+    halves = [
+        both(with_settings(recipe_named("cifar10-iid"), [*NARROW, "data.fraction=0.5", f"seed={s}"])) for s in (0, 1, 0)
+    ]
+    assert [len(half.data.y) for half in halves] == [150] * 3
+    assert torch.equal(halves[0].data.x, halves[2].data.x) and not torch.equal(halves[0].data.x, halves[1].data.x)
+    assert len(both.loaded) == 2

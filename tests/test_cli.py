@@ -132,7 +132,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["run", "digits", "--seeds", "1", "--seed", "1"], "not allowed with argument"),
         (
             ["run", "cifar10-iid", "--data-dir", "nowhere"],
-            "data_batch_1.bin is missing: get it with `fedhen data fetch cifar10`",
+            "data_batch_1.bin is missing: get it with `fedhen data fetch cifar10 --to nowhere`",
         ),
         (["run", "digits", "--data", "nowhere"], "nowhere"),
         (["centralised", "digits", "--tier", "simpel"], "unknown tier 'simpel': did you mean 'simple'?"),
@@ -236,6 +236,30 @@ def test_a_damaged_run_folder_is_named(capsys: pytest.CaptureFixture[str], tmp_p
     assert "server-simple.safetensors is damaged" in refused(capsys, "evaluate", str(run))
     (run / "rounds.jsonl").write_text("{")
     assert f"{run} is damaged" in refused(capsys, "report", str(run))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", "[]"),
+        ("summary.json", "{}"),
+        ("environment.json", "[1]"),
+        ("timing.jsonl", '{"round": 1}'),
+        ("rounds.jsonl", ""),
+        ("rounds.jsonl", '{"round": 1, "active": [], "loss": 1, "bytes": {}}'),
+        ("config.toml", "recipe = 1"),
+    ],
+)
+def test_damage_of_every_kind_is_one_line(
+    name: str, content: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out", "run"]) == 0
+    capsys.readouterr()
+    Path("run", name).write_text(content)
+    assert "run is damaged" in refused(capsys, "report", "run")
+    assert main(["paper", "--runs", "."]) == 0
+    assert "passed over: run is damaged" in capsys.readouterr().err
 
 
 def test_a_model_that_no_longer_scores_as_recorded_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from fedhen.recipes import centralised, recipe_named
 from fedhen.records import Run, read_run
 from fedhen.reports.costs import Cost, Outcome, gain
 from fedhen.reports.curves import looks
-from fedhen.reports.paper import CENTRALISED, PAPER_RUNS, missing, missing_centralised, write_paper
+from fedhen.reports.paper import CENTRALISED, PAPER_RUNS, finished, write_paper
 from fedhen.reports.paper_centralised import centralised_table
 from fedhen.reports.paper_figures import PaperFigure, paper_figures
 from fedhen.reports.paper_runs import find
@@ -250,15 +250,21 @@ def test_the_order_to_run_in() -> None:
     assert len(set(CENTRALISED)) == 8
 
 
-def test_missing_names_what_has_no_finished_run(all_runs: list[Run]) -> None:
-    assert missing([]) == list(PAPER_RUNS)
-    assert missing_centralised([]) == list(CENTRALISED)
-    assert missing(all_runs) == []
-    assert missing_centralised(all_runs) == []
-    unfinished = replace(all_runs[0], summary=None)
-    assert missing([unfinished, *all_runs[1:]]) == [("cifar10-iid", "fedhen")]
-    reference = replace(all_runs[-1], summary=None)
-    assert missing_centralised([*all_runs[:-1], reference]) == [("cifar100", "simple", 0.5)]
+def test_a_finished_run_is_the_one_that_is_asked_for_only_if_its_settings_and_seed_are(tmp_path: Path) -> None:
+    """How the machine is used and what is looked at make no difference; a setting, the seed or the method does."""
+    config = replace(recipe_named("cifar10-iid"), rounds=3)
+    run = from_the_paper("cifar10-iid", "fedhen")
+    run = replace(run, config=tomllib.loads(to_toml(config)))
+    looks = replace(config, evaluation=replace(config.evaluation, every=1), runtime=replace(config.runtime, threads=7))
+    assert finished([run], config) and finished([run], looks)
+    assert not finished([replace(run, summary=None)], config)
+    for other in (
+        replace(config, seed=1),
+        replace(config, method="noside"),
+        replace(config, rounds=4),
+        replace(config, data=replace(config.data, name="cifar100")),
+    ):
+        assert not finished([run], other)
 
 
 def test_a_run_that_changes_its_recipe_stands_in_only_where_none_follows_it() -> None:
@@ -273,10 +279,6 @@ def test_a_run_that_changes_its_recipe_stands_in_only_where_none_follows_it() ->
     assert cells(paper_tables(alone, "devices")[0])["simple", "CIFAR-10", "84.4 %"][0] == "7 (289)"
     assert "cifar10-iid, fedhen, seed 1 (trial) changes its recipe, rounds = 20." in alone.warnings[0]
     assert "data.limit = 2000" in alone.warnings[1]
-    assert missing([trial]) == list(PAPER_RUNS)
-    assert missing([trial], changed=True) == list(PAPER_RUNS[1:])
-    assert len(missing_centralised([limited])) == 8
-    assert len(missing_centralised([limited], changed=True)) == 7
 
     both = find([trial, faithful])
     assert both.federated["cifar10-iid", "fedhen"] == (faithful,)

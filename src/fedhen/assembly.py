@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -105,22 +106,24 @@ def shares(sizes: Sequence[int], tier_of: Sequence[str], pools: Sequence[tuple[s
     return omega
 
 
-def assemble_all(
-    configs: Sequence[Config], *, accelerator: str = "auto", data_dir: Path | None = None
-) -> list[Experiment]:
-    """Make several configurations runnable; those on the same data share it."""
-    loaded: list[tuple[DataConfig, int, Data]] = []
-    experiments = []
-    for config in configs:
+@dataclass
+class Assembler:
+    """Makes several configurations runnable; those on the same data share it."""
+
+    accelerator: str = "auto"
+    data_dir: Path | None = None
+    loaded: list[tuple[DataConfig, int, Data]] = field(default_factory=list)
+
+    def __call__(self, config: Config) -> Experiment:
+        """The experiment of one configuration."""
         # Which images a fraction keeps depends on the seed.
         seed = config.seed if config.data.fraction < 1 else 0
-        data = next((d for c, s, d in loaded if (c, s) == (config.data, seed)), None)
+        data = next((d for c, s, d in self.loaded if (c, s) == (config.data, seed)), None)
         if data is None:
-            where = environment.accelerator(accelerator, config.runtime)
-            data = sources.load(config.data, data_root(data_dir), config.seed).to(where)
-            loaded.append((config.data, seed, data))
-        experiments.append(assemble(config, data=data, accelerator=accelerator))
-    return experiments
+            where = environment.accelerator(self.accelerator, config.runtime)
+            data = sources.load(config.data, data_root(self.data_dir), config.seed).to(where)
+            self.loaded.append((config.data, seed, data))
+        return assemble(config, data=data, accelerator=self.accelerator)
 
 
 def deal(data: Data, split: SplitConfig, devices: int, seed: int) -> list[Index]:

@@ -128,7 +128,9 @@ class ServerConfig:
 class ObjectiveConfig:
     """Options of an objective that is a sum over exits."""
 
-    weights: dict[str, float] = setting({}, "weight of each exit in the loss, 1 where not named; 0 leaves it out")
+    weights: dict[str, float] = setting(
+        {}, "weight of nested exits in the loss, 1 where not named; 0 leaves one out; a model's own exit counts 1"
+    )
     distillation: float = setting(
         0.0, "weight of the exits learning from each other's softened outputs (DepthFL)", least=0
     )

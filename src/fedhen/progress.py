@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 SECONDS_BETWEEN_LINES = 10.0
+FEW = 3
+"""With more runs than these a display also shows how far all of them are."""
 
 
 class Display(Protocol):
@@ -62,7 +64,9 @@ class Lines(Silent):
         if ends or time.monotonic() - self.shown >= SECONDS_BETWEEN_LINES:
             self.shown = time.monotonic()
             parts = [f"round {record['round']}/{pace.rounds}", pace.accuracies, pace.speed, pace.left]
-            print(f"{name:{self.width}}  " + "  ".join(part for part in parts if part), file=sys.stderr, flush=True)
+            place = f"[{list(self.paces).index(name) + 1}/{len(self.paces)}] " if len(self.paces) > FEW else ""
+            line = f"{place}{name:{self.width}}  " + "  ".join(part for part in parts if part)
+            print(line, file=sys.stderr, flush=True)
 
 
 class Bars:
@@ -80,6 +84,9 @@ class Bars:
             name: self.progress.add_task(name, total=number, accuracies="waiting", speed="", left="")
             for name, number in rounds.items()
         }
+        self.all = Pace(sum(rounds.values()))
+        if len(rounds) > FEW:
+            self.tasks[""] = self.progress.add_task("all", total=self.all.rounds, accuracies="", speed="", left="")
 
     def __enter__(self) -> Bars:
         self.progress.start()
@@ -101,6 +108,9 @@ class Bars:
             speed=pace.speed,
             left=pace.left,
         )
+        if "" in self.tasks:
+            self.all.take({**record, "round": self.all.played + 1}, timing)
+            self.progress.update(self.tasks[""], completed=self.all.played, left=self.all.left)
 
 
 class Pace:

@@ -110,7 +110,7 @@ def centralised(config: Config, tier: str, fraction: float = 1.0) -> Config:
     )
     return replace(
         config,
-        recipe=f"{config.data.name}-centralised",
+        recipe=f"{config.recipe.partition('-')[0]}-centralised",
         method="fedavg",
         rounds=100,
         data=replace(config.data, fraction=fraction),

@@ -130,19 +130,29 @@ def read_run(folder: Path) -> Run:
         rounds, timing = (_lines(folder / name) for name in (ROUNDS, TIMING))
         summary, environment = (_object(folder / name) for name in (SUMMARY, ENVIRONMENT))
         run = Run(folder, config, rounds, timing, summary, environment or {})
-        _ = (
-            run.method,
-            run.recipe,
-            run.seed,
-            run.tiers,
-            run.bytes_sent,
-            [run.curve(t, k) for t in run.tiers for k in KINDS],
-        )
+        _check(run)
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder} is damaged: {type(error).__name__}: {error}") from None
     return run
+
+
+def _check(run: Run) -> None:
+    """Read all that reports read, so that what is wrong is found here."""
+    numbers: list[float] = [run.seed, int(run.config["rounds"]), int(run.config.get("evaluation", {}).get("every", 1))]
+    numbers += [len(record["active"]) + len(record["dropped"]) for record in run.rounds]
+    numbers += [float(timing["total"]) for timing in run.timing]
+    numbers += [float(share) for share in run.config["tiers"].values()]
+    numbers += [float(accuracy) for tier in run.tiers for kind in KINDS for _, accuracy in run.curve(tier, kind)]
+    if not all(isinstance(number, int | float) for number in [*numbers, *run.bytes_sent.values()]):
+        raise TypeError("a number is no number")
+    if not isinstance(run.environment, dict) or not isinstance(run.method + run.recipe, str):
+        raise TypeError("environment.json is no object")
+    if run.summary is not None:
+        _ = [int(run.summary["parameters"][tier]) for tier in run.tiers]
+        if not run.rounds:
+            raise ValueError(f"it is finished, but {ROUNDS} holds no round")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

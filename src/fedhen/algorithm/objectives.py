@@ -24,7 +24,7 @@ class SumOfExits:
     exits: tuple[str, ...] = ()
     """The exits' names, shallowest first, where weights refer to them."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Exit -> weight, 1 where it is not named; an exit of weight 0 is left out."""
+    """Nested exit -> weight, 1 where not named; one of weight 0 is left out. A model's own exit always counts 1."""
     distillation: float = 0.0
     temperature: float = 1.0
 
@@ -41,9 +41,9 @@ class SumOfExits:
 
     def _places(self, number: int) -> list[tuple[int, float]]:
         names = self.exits or ("",) * number
-        weighted = [(place, self.weights.get(names[place], 1.0)) for place in range(number)[self.chosen]]
-        # The model's own exit always counts, or there would be nothing to minimise.
-        return [(place, weight) for place, weight in weighted if weight or place == number - 1]
+        own = number - 1
+        weighted = [(k, 1.0 if k == own else self.weights.get(names[k], 1.0)) for k in range(number)[self.chosen]]
+        return [(place, weight) for place, weight in weighted if weight]
 
     def _distilled(self, logits: Sequence[Tensor]) -> Tensor:
         """DepthFL (Kim et al. 2023): every exit learns from each other's softened output, which is held fixed.

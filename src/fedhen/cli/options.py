@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import typing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,26 +74,26 @@ def add_out(command: argparse.ArgumentParser) -> None:
     command.add_argument("--force", action="store_true", help="replace the run that --out holds")
 
 
-def configured(options: argparse.Namespace, default: str | None = None, method: str | None = None) -> Config:
-    """The configuration that the options ask for, for the method that they name or this one.
+def configured(
+    options: argparse.Namespace, default: str | None = None, prepare: Callable[[Config], Config] = lambda recipe: recipe
+) -> Config:
+    """The configuration that the options ask for.
 
-    A setting comes from --set and the other options if it is there, else from --config, else from the method, else from
-    the recipe.
+    A setting comes from --set and the other options if it is there, else from --config, else from what prepares the
+    recipe (a method's own settings, say), else from the recipe.
     """
     if options.config is not None:
         if options.recipe is not None:
             raise UserError(f"--config brings its own recipe: leave out {options.recipe!r}")
-        return changed(config_file(options.config, lambda base: for_method(base, method)), options)
+        return changed(config_file(options.config, prepare), options)
     recipe = options.recipe or default
     if recipe is None:
         raise UserError(f"which recipe? choose from {', '.join(RECIPES)}, or give --config FILE.toml")
-    return changed(for_method(recipe_named(recipe), method), options)
+    return changed(prepare(recipe_named(recipe)), options)
 
 
-def for_method(config: Config, name: str | None) -> Config:
-    """The configuration with a method's own settings, if one is named."""
-    if name is None:
-        return config
+def for_method(config: Config, name: str) -> Config:
+    """The configuration with a method's own settings."""
     from fedhen.algorithm.methods import method_named
 
     method = method_named(name)
@@ -102,8 +104,10 @@ def for_method(config: Config, name: str | None) -> Config:
 def changed(config: Config, options: argparse.Namespace) -> Config:
     """The configuration with the options' changes."""
     if getattr(options, "data", None) is not None:
-        # The path is part of the record, so that the run can be repeated from anywhere.
-        config = replace(config, data=replace(config.data, name=str(options.data.resolve()), limit=0))
+        # The path is part of the record, so that the run can be repeated from anywhere. It is another experiment.
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", options.data.resolve().stem).lstrip(".-") or "own"
+        data = replace(config.data, name=str(options.data.resolve()), limit=0)
+        config = replace(config, recipe=f"{config.recipe}-on-{name}", data=data, targets={})
     given = {key: getattr(options, key, None) for key in ("rounds", "seed")}
     given["local.name"] = getattr(options, "local", None)
     settings = [f"{key}={value}" for key, value in given.items() if value is not None]

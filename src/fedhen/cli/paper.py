@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import itertools
+import copy
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 from fedhen.cli.options import RUNS, add_machine, add_rounds, add_settings, changed
 from fedhen.cli.training import Job, train_all
 from fedhen.errors import UserError, unknown
+from fedhen.folders import claim_fresh
 from fedhen.recipes import centralised, recipe_named
 from fedhen.records import CONFIG, KINDS, Run, read_run
-from fedhen.reports.paper import CENTRALISED, PAPER_RUNS, missing, missing_centralised, write_paper
+from fedhen.reports.paper import CENTRALISED, PAPER_RUNS, finished, write_paper
 
 DEPTH = 3
 """How far below --runs run folders are looked for."""
+
+FLEET = ("devices", "tiers", "split", "server", "local", "objective")
 
 EXAMPLES = """\
 examples:
@@ -57,9 +61,9 @@ def paper_command(options: argparse.Namespace) -> int:
     wanted = _wanted(options.only)
     if options.train:
         jobs = list(missing_jobs(found_runs(options.runs), wanted, options))
-        options.force = True  # names are chosen so that nothing is replaced
-        if jobs:
-            train_all(jobs, options, lambda: options.runs)
+        train_all(jobs, options, lambda: (claim_fresh(options.runs, job.folder) for job in jobs))
+    elif options.only or options.seed is not None or options.rounds or options.settings:
+        raise UserError("--only, --seed, --rounds and --set say what to run: they need --run")
     elif not options.runs.is_dir():
         raise UserError(f"{options.runs} does not exist: name the folder of your runs with --runs, or train with --run")
     out = options.out or options.runs / "paper"
@@ -76,28 +80,24 @@ def found_runs(folder: Path) -> list[Run]:
         try:
             runs.append(read_run(path.parent))
         except UserError as error:
-            print(f"passed over: {error}")
+            print(f"passed over: {error}", file=sys.stderr)
     return runs
 
 
 def missing_jobs(runs: Sequence[Run], wanted: Sequence[str], options: argparse.Namespace) -> Iterator[Job]:
-    """What is still to be trained."""
-    own = bool(options.settings or options.rounds)  # then runs with such changes are what is asked for
-    for recipe, method in missing(runs, changed=own):
-        if recipe in wanted:
-            config = replace(changed(recipe_named(recipe), options), method=method)
-            yield Job(f"{recipe} {method}", _free(options.runs, f"{recipe}-{method}-seed{config.seed}"), config)
-    for data, tier, fraction in missing_centralised(runs, changed=own):
-        if f"{data}-centralised" in wanted:
-            config = changed(centralised(recipe_named(f"{data}-iid"), tier, fraction), options)
-            name = f"{config.recipe}-{tier}-{fraction:g}"
-            yield Job(name, _free(options.runs, f"{name}-seed{config.seed}"), config)
-
-
-def _free(parent: Path, name: str) -> str:
-    """That name, or the first with a number behind it that is not taken by an unfinished run."""
-    names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
-    return next(name for name in names if not (parent / name).exists())
+    """What is asked for and not there."""
+    for recipe, method in PAPER_RUNS:
+        config = replace(changed(recipe_named(recipe), options), method=method)
+        if recipe in wanted and not finished(runs, config):
+            yield Job(f"{recipe} {method}", f"{recipe}-{method}-seed{config.seed}", config)
+    alone = copy.copy(options)
+    # One device holds everything: what is set for the fleet does not concern it.
+    alone.settings = [text for text in options.settings if text.split(".")[0] not in FLEET]
+    for data, tier, fraction in CENTRALISED:
+        config = changed(centralised(recipe_named(f"{data}-iid"), tier, fraction), alone)
+        name = f"{config.recipe}-{tier}-{fraction:g}"
+        if config.recipe in wanted and not finished(runs, config):
+            yield Job(name, f"{name}-seed{config.seed}", config)
 
 
 def _experiments() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,8 @@ def run_command(options: argparse.Namespace) -> int:
     """`fedhen run`."""
     if options.method is not None and options.config is not None:
         raise UserError("--config brings its own method: leave out --method")
-    config = configured(options, method=options.method)
+    prepare = (lambda recipe: for_method(recipe, options.method)) if options.method else (lambda recipe: recipe)
+    config = configured(options, prepare=prepare)
     return _train(with_seeds(config, options), f"{config.recipe}-{config.method}", options)
 
 
@@ -130,11 +131,9 @@ def centralised_command(options: argparse.Namespace) -> int:
     """`fedhen centralised`."""
     if not 0 < options.fraction <= 1:
         raise UserError(f"--fraction {options.fraction:g}: it must be above 0 and at most 1")
-    rounds, options.rounds = options.rounds, None  # of the reference, not of the recipe
     tier, options.tier = options.tier, None
-    config = centralised(configured(options), tier, options.fraction)
-    config = replace(config, rounds=rounds) if rounds is not None else config
-    name = f"{config.recipe}-{tier}" + (f"-{options.fraction:g}" if options.fraction < 1 else "")
+    config = configured(options, prepare=lambda recipe: centralised(recipe, tier, options.fraction))
+    name = f"{config.recipe}-{tier}-{config.data.fraction:g}"
     return _train(with_seeds(config, options), name, options)
 
 
@@ -146,8 +145,7 @@ def _train(configs: Sequence[Config], name: str, options: argparse.Namespace) ->
         for c in configs
     ]
     name = name if several else f"{name}-seed{configs[0].seed}"
-    parent = train_all(jobs, options, lambda: options.out or claim_fresh(RUNS, name))
-    print("\n".join(_result(parent / job.folder) for job in jobs))
+    print("\n".join(_result(folder) for folder in train_below(jobs, options, name)))
     return 0
 
 
@@ -162,35 +160,47 @@ def compare_command(options: argparse.Namespace) -> int:
     for config in sorted(configs, key=lambda config: config.seed):
         label = f"{config.method} seed {config.seed}" if several else config.method
         jobs.append(Job(label, label.replace(" seed ", "-seed"), config))
-    parent = train_all(jobs, options, lambda: options.out or claim_fresh(RUNS, f"{configs[0].recipe}-compare"))
+    folders = train_below(jobs, options, f"{configs[0].recipe}-compare")
     # By name, as `fedhen report` finds them: the same columns, which are also the paper's.
-    report = write_report([read_run(parent / name) for name in sorted(job.folder for job in jobs)], parent)
+    parent = folders[0].parent
+    report = write_report([read_run(folder) for folder in sorted(folders)], parent)
     print(report.text)
     print(f"page: {parent / 'report.html'}")
     return 0
 
 
 def _with_method(options: argparse.Namespace, name: str) -> Config:
-    config = configured(options, default="digits", method=name)
+    config = configured(options, default="digits", prepare=lambda recipe: for_method(recipe, name))
     # A file says which method it was written for; here it is another one's turn.
     return replace(config, method=for_method(config, name).method)
 
 
-def train_all(jobs: Sequence[Job], options: argparse.Namespace, place: Callable[[], Path]) -> Path:
-    """Train every job into its folder below the place for them, asked for when all jobs are known to be right."""
-    from fedhen.assembly import assemble_all
+def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callable[[], Iterable[Path]]) -> None:
+    """Train every job into its folder; the folders are asked for when all jobs are known to be right."""
+    from fedhen.assembly import Assembler
     from fedhen.experiment import play_into
 
-    configs = [job.config for job in jobs]
-    experiments = assemble_all(configs, accelerator=options.accelerator, data_dir=options.data_dir)
-    parent = place()
-    folders = claim(parent, [job.folder for job in jobs], options.force)
+    assemble = Assembler(options.accelerator, options.data_dir)
+    for job in jobs:
+        assemble(job.config)
     with display({job.name: job.config.rounds for job in jobs}, options.quiet) as shown:
-        for job, folder in zip(jobs, folders, strict=True):
-            # Let go of each experiment when it is done: it holds every device's last model.
-            for step in play_into(folder, experiments.pop(0)):
+        for job, folder in zip(jobs, folders(), strict=True):
+            # Each experiment is made when its turn comes: it holds every device's last model.
+            for step in play_into(folder, assemble(job.config)):
                 shown.show(job.name, step.record, step.timing)
-    return parent
+
+
+def train_below(jobs: Sequence[Job], options: argparse.Namespace, name: str) -> list[Path]:
+    """Train the jobs into --out, or into a fresh folder of that name under runs/."""
+    claimed: list[Path] = []
+
+    def folders() -> list[Path]:
+        parent = options.out or claim_fresh(RUNS, name)
+        claimed.extend(claim(parent, [job.folder for job in jobs], options.force))
+        return claimed
+
+    train_all(jobs, options, folders)
+    return claimed
 
 
 def _result(folder: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ def _examples(files: Files, root: Path, names: Mapping[str, str]) -> tuple[Tenso
 def _records(files: Files, path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     """One row an image: its label bytes, then its pixels."""
     if wrong := problem(files, path):
-        remedy = f"get it with `fedhen data fetch {files.name}`, or name its folder with --data-dir or FEDHEN_DATA"
-        raise UserError(f"{path} {wrong}: {remedy}")
+        get = f"`fedhen data fetch {files.name} --to {quote(str(path.parent.parent))}`"
+        raise UserError(
+            f"{path} {wrong}: get it with {get}, or name the folder that holds {files.folder} with --data-dir"
+        )
     return np.fromfile(path, np.uint8).reshape(-1, files.labels + int(np.prod(IMAGE)))

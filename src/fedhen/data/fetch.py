@@ -78,7 +78,7 @@ class _Download:
             with urlopen(Request(self.url, headers=headers), timeout=TIMEOUT) as response:
                 return self._append(response, begin)
         except HTTPError as error:
-            answer = f"the server answers {error.code} {error.reason}"
+            answer = " ".join(f"the server answers {error.code} {error.reason}".split())
             if error.code == 416 and begin:
                 if digest(self.part, "md5") == self.files.md5:
                     return ""  # there was nothing left to send

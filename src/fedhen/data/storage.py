@@ -21,8 +21,8 @@ def data_root(override: Path | None = None) -> Path:
     """The folder for downloaded data: as given, or $FEDHEN_DATA, or the platform's place for caches."""
     if override is not None:
         return override
-    if "FEDHEN_DATA" in os.environ:
-        return Path(os.environ["FEDHEN_DATA"])
+    if named := os.environ.get("FEDHEN_DATA"):
+        return Path(named).expanduser()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "fedhen"
     if sys.platform == "win32":

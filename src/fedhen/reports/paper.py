@@ -16,16 +16,16 @@ from fedhen.reports.paper_runs import (
     CENTRALISED,
     PAPER_RUNS,
     Found,
+    changes,
     find,
-    missing,
-    missing_centralised,
+    finished,
 )
 from fedhen.reports.paper_tables import further_tables, outcome_tables, paper_tables
 from fedhen.reports.paper_values import CITATION
 from fedhen.reports.report import Report
 from fedhen.reports.table import Table, latex_text, markdown_text, printable, to_latex, to_markdown, to_text
 
-__all__ = ["CENTRALISED", "PAPER_RUNS", "missing", "missing_centralised", "write_paper"]
+__all__ = ["CENTRALISED", "PAPER_RUNS", "finished", "write_paper"]
 
 TITLE = "The FedHeN paper’s tables and figures"
 ABOUT = f"From our runs, with the values of the paper beside them: {CITATION}."
@@ -44,7 +44,7 @@ def write_paper(runs: Sequence[Run], out: Path, *, kind: str = "devices") -> Rep
     tables = [*paper_tables(found, kind), centralised_table(found), *further_tables(found, kind)]
     figures = paper_figures(found, kind)
     parts: list[Part] = [*tables[:2], *figures, *tables[2:], *outcome_tables(found)]
-    texts = {"paper.html": _page(found, parts), "paper.md": _markdown(found, parts), "paper.tex": _latex(parts)}
+    texts = {"paper.html": _page(found, parts), "paper.md": _markdown(found, parts), "paper.tex": _latex(found, parts)}
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -57,8 +57,10 @@ def write_paper(runs: Sequence[Run], out: Path, *, kind: str = "devices") -> Rep
 
 
 def _progress(found: Found) -> str:
-    done = len(PAPER_RUNS) - len(missing(found.runs))
-    references = len(CENTRALISED) - len(missing_centralised(found.runs))
+    done, references = (
+        sum(any(run.summary is not None and not changes(run) for run in runs) for runs in places.values())
+        for places in (found.federated, found.centralised)
+    )
     return (
         f"Finished: {done} of the paper’s {len(PAPER_RUNS)} runs, and {references} of its {len(CENTRALISED)} "
         "centralised references."
@@ -100,9 +102,10 @@ def _figure_markdown(each: PaperFigure) -> str:
     return f"## {title}\n\n![{title}]({each.name}.png)\n\n{markdown_text(each.caption)}\n"
 
 
-def _latex(parts: Sequence[Part]) -> str:
+def _latex(found: Found, parts: Sequence[Part]) -> str:
     needs = "% needs \\usepackage{booktabs,multirow,graphicx}, and \\graphicspath where the figures lie elsewhere\n"
-    return needs + "\n".join(_figure_latex(p) if isinstance(p, PaperFigure) else to_latex(p) for p in parts)
+    said = "".join(f"\\paragraph{{Note.}} {latex_text(text)}\n\n" for text in found.warnings)
+    return needs + said + "\n".join(_figure_latex(p) if isinstance(p, PaperFigure) else to_latex(p) for p in parts)
 
 
 def _figure_latex(each: PaperFigure) -> str:

@@ -6,7 +6,9 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
+from fedhen.config import Config
 from fedhen.recipes import centralised, recipe_named
 from fedhen.records import Run
 from fedhen.reports.comparison import compare, flat, rounds_done, warnings
@@ -32,6 +34,7 @@ CENTRALISED: tuple[Reference, ...] = tuple(CENTRALISED_PERCENT)
 """The paper's eight centralised references."""
 NOT_RUN = "not run"
 """What a table says where there is no run."""
+LOOKS = ("runtime", "evaluation", "targets")
 FREE = ("recipe", "method", "seed", "runtime", "evaluation", "targets")
 """Settings and sections that may differ from the recipe's without making another experiment of it."""
 
@@ -67,23 +70,15 @@ def find(runs: Sequence[Run]) -> Found:
     return Found(found.federated, found.centralised, tuple(_warnings(found, list(candidates))))
 
 
-def missing(runs: Sequence[Run], *, changed: bool = False) -> list[Cell]:
-    """The paper's runs without a finished one, in the order of PAPER_RUNS.
-
-    A run that changes its recipe, like one of a few rounds, counts only if `changed`.
-    """
-    done = {cell_of(run) for run in runs if _counts(run, changed)}
-    return [place for place in PAPER_RUNS if place not in done]
+def finished(runs: Sequence[Run], config: Config) -> bool:
+    """Whether a finished run among these is the one that a configuration asks for, its seed included."""
+    wanted = _settings(tomllib.loads(to_toml(config)))
+    return any(run.summary is not None and _settings(run.config) | wanted == _settings(run.config) for run in runs)
 
 
-def missing_centralised(runs: Sequence[Run], *, changed: bool = False) -> list[Reference]:
-    """The centralised references without a finished run, in the order of CENTRALISED; `changed` as in `missing`."""
-    done = {reference_of(run) for run in runs if _counts(run, changed)}
-    return [place for place in CENTRALISED if place not in done]
-
-
-def _counts(run: Run, changed: bool) -> bool:
-    return run.summary is not None and (changed or not changes(run))
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes the experiment: neither how the machine is used nor what is looked at."""
+    return {key: value for key, value in flat(config).items() if key.split(".")[0] not in LOOKS}
 
 
 def cell_of(run: Run) -> Cell | None:
