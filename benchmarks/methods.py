@@ -1,6 +1,6 @@
 """Every method on the digits: rounds to target, final accuracy and bytes, over five seeds.
 
-    python benchmarks/methods.py [--tiers 2,4] [--seeds 0,1,2,3,4] [--rounds 40] [--methods fedhen,noside] [--out runs/methods] [--jobs N]
+    python benchmarks/methods.py [--tiers 2,4] [--seeds 0,1,2,3,4] [--methods fedhen,noside] [--out DIR] [--jobs N]
 
 Runs what is missing under --out, as many processes at a time as there are cores, and prints one Markdown table for each
 setting. What is finished is not run again. With --json FILE the numbers behind the tables are written there.
@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
 
+from fedhen.recipes import recipe_named
 from fedhen.records import Run, read_run
 from fedhen.reports import rounds_to_target
 
@@ -114,7 +115,7 @@ def main() -> None:
     found = {}
     for recipe, split in itertools.product(recipes, SPLITS):
         runs = {m: [read_run(folders[recipe, split, m, seed]) for seed in seeds] for m in methods}
-        tiers = list(max((each[0].tiers for each in runs.values()), key=len))
+        tiers = sorted({t for each in runs.values() for t in each[0].tiers}, key=list(recipe_named(recipe).tiers).index)
         rows = {method: cells(each, tiers) for method, each in runs.items()}
         found[f"{recipe} {split}"] = rows
         print(f"\n### {recipe}, {SPLITS[split]}\n\n{table(rows, tiers)}", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -284,25 +285,19 @@ def test_a_users_own_activation() -> None:
     assert [sorted(losses) for losses in seen] == [[], [1, 2], [1, 2, 3]]
 
 
-OWN_METHOD = """\
-from fedhen import Method
-from fedhen.algorithm.merging import share_common_weights
-from torch.nn.functional import cross_entropy
-
-
-def deepest_counts_twice(logits, labels):
-    return cross_entropy(logits[-1], labels) + sum(cross_entropy(z, labels) for z in logits)
-
-
-MINE = Method("twice", deepest_counts_twice, share_common_weights)
-"""
+def documented_method() -> str:
+    """The example of docs/methods.md."""
+    docs = (Path(__file__).parent.parent / "docs" / "methods.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", docs, flags=re.DOTALL)
+    assert len(example.splitlines()) < 30
+    return str(example)
 
 
 def test_a_users_own_method_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mymethod.py").write_text(OWN_METHOD)
+    Path("mymethod.py").write_text(documented_method())
     small = [word for setting in NARROW for word in ("--set", setting)]
     assert main(["run", "digits", "--method", "./mymethod.py:MINE", "--quiet", "--out", "own", *small]) == 0
     run = read_run(Path("own"))
