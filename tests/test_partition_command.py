@@ -175,7 +175,7 @@ def test_your_own_data_and_a_configuration_file(tmp_path: Path, capsys: pytest.C
         ([], "which recipe?"),
         (["digitss"], "did you mean 'digits'?"),
         (["digits", "--set", "devices.number=100000"], "lower devices.number"),
-        (["cifar10-iid", "--data-dir", "nowhere"], "`fedhen data fetch cifar10`"),
+        (["cifar10-iid", "--data-dir", "nowhere"], "`fedhen data fetch cifar10 --to nowhere`"),
         (["digits", "--out", "/dev/null/out"], "choose another --out"),
     ],
 )
