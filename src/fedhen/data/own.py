@@ -193,9 +193,11 @@ def _inputs(label: str, x: Array) -> Array:
         raise UserError(f"{label} must be images of shape {shapes}, or floats (n, features), found {x.dtype} {x.shape}")
     if x.dtype == np.uint8:
         return np.ascontiguousarray(x)
-    if not np.isfinite(x).all():
-        raise UserError(f"{label} holds numbers that are not finite: leave those examples out")
-    return np.ascontiguousarray(x, np.float32)
+    with np.errstate(over="ignore"):
+        numbers = np.ascontiguousarray(x, np.float32)
+    if not np.isfinite(numbers).all():
+        raise UserError(f"{label} holds numbers that are not finite in float32: leave those examples out")
+    return numbers
 
 
 def _normalised(data: Data) -> Data:
