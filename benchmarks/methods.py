@@ -45,7 +45,7 @@ SPLITS = {"iid": "IID", "dirichlet": "Dirichlet, α = 0.3"}
 
 def train(options: argparse.Namespace, recipe: str, split: str, method: str, seed: int) -> Path:
     """One run, unless it is there."""
-    folder = Path(options.out) / recipe / split / method.replace(" ", "") / f"seed{seed}"
+    folder = Path(options.out) / recipe / split / method.replace(" ", "") / f"seed{seed}-{options.rounds}rounds"
     if not (folder / "summary.json").is_file():
         what = [
             recipe,

@@ -112,6 +112,11 @@ def test_every_module_in_the_tree_of_the_readme_exists_and_none_is_missing() -> 
     assert named == present
 
 
+def test_no_placeholder_is_left() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        assert not re.search(r"@[A-Z]+@", page.read_text()), page.name
+
+
 def test_links_between_the_docs_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):

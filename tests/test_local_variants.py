@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedhen import Family, Method, schema
-from fedhen.algorithm.merging import keep_tiers_apart, share_common_weights
+from fedhen.algorithm.local import Correction, Visit, feddyn, fedprox, scaffold
+from fedhen.algorithm.merging import Memories, Update, keep_tiers_apart, share_common_weights
 from fedhen.assembly import assemble
+from fedhen.config import TrainingConfig
 from fedhen.data.dataset import Data
 from fedhen.experiment import Experiment
+from fedhen.local_training import Task, train_locally
 from fedhen.rounds import Sent
 
 SIZES = [2, 5, 3, 6, 4, 4]
@@ -159,12 +162,79 @@ def test_fedprox_pulls_towards_the_server() -> None:
         np.testing.assert_allclose(row["a"].numpy(), expected, atol=1e-9)
 
 
-def test_the_correction_is_inside_the_clip_and_feddyns_decay_outside() -> None:
-    """One step of device 0 from w = 0, clip 0.1: |g| = 0.1 after the clip for all; FedDyn's α·w decay is 0 at w = 0."""
-    for local in ({"name": "fedprox", "mu": 2.0}, {"name": "feddyn", "alpha": 0.3}, {"name": "scaffold"}):
-        training = {"epochs": 1, "batch_size": 100, "lr": 1.0, "weight_decay": 0.0, "clip": 0.1}
-        experiment = run(APART, local, ONE_TIER, training=training, rounds=1, evaluation={"every": 1})
-        assert np.linalg.norm(experiment.last_models.rows[0]["a"].numpy()) == pytest.approx(0.1, rel=1e-4)
+def test_the_correction_is_inside_the_clip_and_the_decay_outside() -> None:
+    """From w = 3 with f = k/2·(w − c)², k = 4, c = 1: g = 8. Offset 5 and pull 0.5·3 make 14.5, cut to the clip of 2.
+
+    Then decay 0.1 + 0.2 times w is added, outside the clip: w ← 3 − 0.5·(2 + 0.9).
+    """
+    module = Quadratic(False)
+    module.a.data = torch.tensor([3.0, 0.0], dtype=torch.float64)
+    batch = torch.tensor([[2.0, 0.0, 1.0, 0.0]], dtype=torch.float64), torch.tensor([0])
+    correction = Correction({"a": torch.tensor([5.0, 0.0], dtype=torch.float64)}, pull=0.5, decay=0.2)
+    task = Task(half_squares_of_last, TrainingConfig(clip=2.0, weight_decay=0.1), lr=0.5, correction=correction)
+    train_locally(module, [batch], task)
+    assert module.a[0].item() == pytest.approx(3 - 0.5 * (2 + 0.3 * 3), rel=1e-6)
+
+
+def test_the_variants_corrections_by_hand() -> None:
+    """w_server = 2, memory 0.5, mean 3, ω = 2, μ = 0.1, α = 0.4."""
+    weights = ({"w": torch.tensor([2.0])}, {"w": torch.tensor([0.5])}, {"w": torch.tensor([3.0])})
+    visit = Visit(*weights, omega=2.0)
+    prox, scaf, dyn = fedprox(0.1), scaffold(), feddyn(0.4)
+    assert prox.correction(visit).offset["w"].item() == pytest.approx(-0.2) and prox.correction(visit).pull == 0.1
+    assert scaf.correction(visit).offset["w"].item() == pytest.approx(3 / 2 - 0.5)
+    assert dyn.correction(visit).offset["w"].item() == pytest.approx(0.2 * (0.5 - 2))
+    assert dyn.correction(visit).decay == pytest.approx(0.2)
+    trained = {"w": torch.tensor([1.0])}
+    assert scaf.remember is not None and dyn.remember is not None
+    assert scaf.remember(visit, trained, 0.25)["w"].item() == pytest.approx(0.5 - 3 + (2 - 1) / 0.25)
+    assert dyn.remember(visit, trained, 0.25)["w"].item() == pytest.approx(0.5 + (1 - 2))
+    assert (scaf.weight(2.0), dyn.weight(2.0)) == (2.0, 1.0)
+
+
+def test_the_mean_of_the_memories_is_over_all_holders_of_each_element() -> None:
+    """4 devices hold the first of two elements, 2 hold both. One of each changes by 6 and by (12, 12).
+
+    First element: (6 + 12) / 6 holders; second: 12 / 2. SCAFFOLD weighs by ω = ½ and 1: (3 + 12) / 6 and 12 / 2.
+    """
+    zeros = torch.zeros(2)
+    before = Memories({"half": {"w": zeros[:1]}, "full": {"w": zeros}}, {"half": 4, "full": 2})
+    updates = [
+        Update(0, "half", {}, frozenset(), 1, 0.0, remembered={"w": torch.tensor([6.0])}, omega=0.5),
+        Update(5, "full", {}, frozenset(), 1, 0.0, remembered={"w": torch.tensor([12.0, 12.0])}),
+    ]
+    for local, expected in ((feddyn(0.1), [3.0, 6.0]), (scaffold(), [2.5, 6.0])):
+        after = before.after(updates, share_common_weights, local).mean
+        assert after["full"]["w"].tolist() == expected and after["half"]["w"].tolist() == expected[:1]
+    apart = before.after(updates, keep_tiers_apart, feddyn(0.1)).mean
+    assert apart["half"]["w"].tolist() == [1.5] and apart["full"]["w"].tolist() == [6.0, 6.0]
+
+
+def test_a_weight_that_is_held_and_not_trained_is_not_remembered() -> None:
+    """Complex devices that read only a + b train both; a family's buffers and unread exits take no part."""
+    experiment = run(LAST, {"name": "scaffold"}, TWO_TIERS, rounds=2, evaluation={"every": 2})
+    assert experiment.memories.mean["complex"].keys() == {"a", "b"}
+    assert any(float(t.abs().sum()) > 0 for t in experiment.memories.mean["complex"].values()), "the state moves on"
+    counted = Family({"simple": Counting}, average_buffers=True)
+    config = schema.from_mapping(
+        {
+            "tiers": {"simple": 1.0},
+            "rounds": 2,
+            "devices": {"number": 6, "active": 6},
+            "model": {"family": "python"},
+            "local": {"name": "feddyn"},
+        }
+    )
+    held = assemble(config, data=federation(), family=counted, method=APART, accelerator="cpu")
+    assert "seen" in held.server["simple"] and held.memories.mean["simple"].keys() == {"a"}
+
+
+class Counting(Quadratic):
+    """With a buffer that it saves."""
+
+    def __init__(self) -> None:
+        super().__init__(False)
+        self.register_buffer("seen", torch.zeros(1, dtype=torch.float64))
 
 
 def test_memory_covers_the_trained_weights_and_bytes_count_what_is_sent() -> None:

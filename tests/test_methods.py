@@ -46,7 +46,8 @@ def played(method: str, *settings: str, recipe: str = "digits") -> tuple[list[di
     config = schema.from_mapping(
         {**METHODS[method].settings(recipe_named(recipe)), "method": method}, recipe_named(recipe)
     )
-    experiment = assemble(toml.with_settings(config, [*NARROW, *settings]), accelerator="cpu")
+    config = METHODS[method].restricted(toml.with_settings(config, [*NARROW, *settings]))
+    experiment = assemble(config, accelerator="cpu")
     return [step.record for step in experiment.play()], experiment
 
 
@@ -92,7 +93,31 @@ def test_heterofl_at_full_rate_without_its_devices_is_fedavg() -> None:
     off = ["training.masked_loss=false", "server.label_rows=false", "model.rates={complex=1.0}"]
     fedavg = played("fedavg", *whole, "model.nesting=width", "model.rates={complex=1.0}")
     assert same(fedavg, played("heterofl", *whole, *off))
-    assert not same(fedavg, played("heterofl", *whole, "model.rates={complex=1.0}"))
+    for on in ("training.masked_loss=true", "server.label_rows=true"):
+        assert not same(fedavg, played("heterofl", *whole, *off, on))
+
+
+def test_the_scaler_divides_by_the_rate_before_every_norm_in_training() -> None:
+    """At rate ½ the first norm sees twice the input, and the last one is scaled too. In evaluation nothing changes."""
+    shape = {"size": 8, "channels": 1, "widths": (4, 4), "blocks": (1, 1), "strides": (1, 2), "final_norm": True}
+    nets = [
+        preact_resnet(Shape(**shape, nesting="width", rates={"s": 0.5, "c": 1.0}, scaler=on)).build("s")  # type: ignore[arg-type]
+        for on in (True, False)
+    ]
+    nets[1].load_state_dict(nets[0].state_dict())
+    seen: list[dict[str, Tensor]] = []
+    for net in nets:
+        found: dict[str, Tensor] = {}
+        for name, module in net.named_modules():
+            if isinstance(module, torch.nn.GroupNorm):
+                module.register_forward_pre_hook(lambda m, args, n=name, f=found: f.__setitem__(n, args[0]))
+        net.train()(torch.ones(1, 1, 8, 8))[-1].sum()
+        seen.append(found)
+    assert len(seen[0]) == 5 and seen[0].keys() == seen[1].keys()
+    torch.testing.assert_close(seen[0]["stages.0.0.norm1"], 2 * seen[1]["stages.0.0.norm1"])
+    for net in nets:
+        net.eval()
+    assert torch.equal(*(net(torch.ones(1, 1, 8, 8))[-1] for net in nets))
 
 
 def test_four_tiers_share_and_report() -> None:
@@ -110,9 +135,9 @@ def test_every_method_runs_on_every_nest(nesting: str) -> None:
     for method in METHODS:
         records, run = played(method, f"model.nesting={nesting}", "rounds=1", recipe="digits-4")
         assert all(math.isfinite(x) for x in records[-1]["accuracy"]["server"].values())
-        shared = method not in ("decouple", "side-apart", "fedavg")
+        shared = method not in ("decouple", "side-apart")
         assert all((d == 0) == shared for d in records[-1]["distance"].values())
-        assert run.tier_of
+        assert len(records[-1]["distance"]) == len(run.server) - 1
 
 
 def test_sizes_of_heterofls_levels() -> None:
@@ -283,6 +308,21 @@ def test_a_users_own_activation() -> None:
     run = fedhen.train(two_exits(), data, activate=mine, **settings)
     assert [record["active"] for record in run.rounds] == [[1, 2], [2, 3], [3, 4]]
     assert [sorted(losses) for losses in seen] == [[], [1, 2], [1, 2, 3]]
+    doubled = fedhen.train(two_exits(), data, activate=lambda *_: [np.int64(2), 2, 1], **settings)
+    assert doubled.rounds[0]["active"] == [1, 2]
+    for wrong in ([99], [-1]):
+        with pytest.raises(fedhen.UserError, match="but they are 0 to 9"):
+            fedhen.train(two_exits(), data, activate=lambda *_, w=wrong: w, **settings)
+
+
+def test_methods_bring_their_settings_from_python_too() -> None:
+    x = torch.randn(40, 6, dtype=torch.float64)
+    data = fedhen.arrays(x, torch.arange(40) % 3, x, torch.arange(40) % 3)
+    settings: dict[str, Any] = {"rounds": 1, "devices": {"number": 10, "active": 2}, "accelerator": "cpu"}
+    run = fedhen.train(two_exits(), data, "fedavg", **settings)
+    assert list(run.experiment.server) == ["complex"]
+    with pytest.raises(fedhen.UserError, match="names its outputs"):
+        fedhen.train(two_exits(), data, "heterofl", **settings)
 
 
 def documented_method() -> str:
@@ -336,6 +376,12 @@ def test_combinations_from_the_command_line(
         (["--local", "fedprocks"], "unknown value of local.name 'fedprocks': did you mean 'fedprox'?"),
         (["--tier", "simpel"], "unknown tier 'simpel': did you mean 'simple'?"),
         (["--set", "model.rates.simple=2"], "model.rates.simple = 2"),
+        (["--method", "noside", "--set", "objective.distillation=0.5"], "need a method that reads several exits"),
+        (
+            ["--set", "objective.weights.simpel=0.5"],
+            "unknown exit in objective.weights 'simpel': did you mean 'simple'?",
+        ),
+        (["--set", "objective.weights.simple=-1"], "objective.weights must not be negative"),
         (["--set", "model.nesting=with"], "unknown value of model.nesting 'with': did you mean 'width'?"),
     ):
         assert main(["run", "digits", *arguments]) == 2

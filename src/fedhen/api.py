@@ -78,7 +78,8 @@ def train(
         tiers={tier: 1 / len(family.tiers) for tier in family.tiers},
         devices=_fleet(len(data.shards)),
     )
-    config = schema.from_mapping({**settings, "method": chosen.name}, own)
+    own = schema.from_mapping(chosen.settings(own), own)
+    config = chosen.restricted(schema.from_mapping({**settings, "method": chosen.name}, own))
     experiment = assembly.assemble(
         config, data=data, family=family, method=chosen, activate=activate, accelerator=accelerator
     )

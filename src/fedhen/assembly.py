@@ -23,7 +23,7 @@ from fedhen.evaluation import LastModels
 from fedhen.experiment import Experiment
 from fedhen.models.nesting import Family
 from fedhen.models.preact_resnet import Shape, preact_resnet
-from fedhen.params import corner, overlay, select
+from fedhen.params import select
 from fedhen.rounds import Activate, sampling
 from fedhen.runtimes.plain import Fleet, PlainDevices
 
@@ -59,6 +59,9 @@ def assemble(
         )
     batch = data.inputs(data.x[:2]), data.y[:2]
     family.check(batch[0].cpu(), data.classes)
+    for name in config.objective.weights:
+        if name not in family.tiers:
+            raise unknown("exit in objective.weights", name, family.tiers)
     objectives = {tier: configured(method.objective, family.exits(tier), config.objective) for tier in tiers}
     held = holdings(family, objectives, method.pools, batch)
     initial = {name: tensor.to(where) for name, tensor in family.initial(config.seed).items()}
@@ -88,9 +91,8 @@ def nothing_remembered(server: Server, held: Mapping[str, Holding], local: Local
     """The mean of the memories before the first round: zeros for the trained weights, if there is a memory at all."""
     if local.remember is None:
         return {tier: {} for tier in server}
-    whole = {name: torch.zeros_like(tensor) for name, tensor in overlay(list(server.values())).items()}
     return {
-        tier: {n: corner(whole[n], t.shape) for n, t in weights.items() if n in held[tier].trained}
+        tier: {n: torch.zeros_like(t) for n, t in weights.items() if n in held[tier].learned}
         for tier, weights in server.items()
     }
 

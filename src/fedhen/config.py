@@ -197,6 +197,8 @@ class Config:
             # They become names of folders and files.
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
                 raise UserError(f"{name!r} cannot be a name here: use letters, digits, '_', '-' and '.'")
+        if any(weight < 0 for weight in self.objective.weights.values()):
+            raise UserError("objective.weights must not be negative")
         if self.devices.active > self.devices.number:
             raise UserError(
                 f"devices.active={self.devices.active} is more than devices.number={self.devices.number}: lower it"

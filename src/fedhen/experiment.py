@@ -17,6 +17,7 @@ from fedhen.algorithm.merging import Memories, Server
 from fedhen.algorithm.methods import Method
 from fedhen.config import Config
 from fedhen.data.dataset import Data
+from fedhen.errors import UserError
 from fedhen.evaluation import LastModels, scored
 from fedhen.model_files import save_models
 from fedhen.models.nesting import Family, load_weights
@@ -46,11 +47,11 @@ class Experiment:
 
     def play(self) -> Iterator[Step]:
         """Play all rounds; each step is what the next line of the run folder says."""
-        rules = Rules(self.method, self.activate, self.config.server, self.local)
+        rules = Rules(self.method, self.checked_active, self.config.server, self.local)
         steps = rounds(self.server, self.memories, self.devices, rules, range(1, self.config.rounds + 1))
         began = time.perf_counter()
         for done in steps:
-            self.server = done.server
+            self.server, self.memories = done.server, done.memories
             self.last_models.take(done.updates)
             trained = time.perf_counter()
             scores = self.scores() if self.is_evaluated(done.number) else {}
@@ -58,6 +59,15 @@ class Experiment:
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
             yield Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()})
             began = time.perf_counter()
+
+    def checked_active(self, number: int, losses: Mapping[int, float]) -> list[int]:
+        """Whom the activation names, each once; a user's own may be wrong."""
+        active = sorted({int(device) for device in self.activate(number, losses)})
+        if active and not 0 <= active[0] <= active[-1] < len(self.tier_of):
+            raise UserError(
+                f"round {number}: devices {active} are to be active, but they are 0 to {len(self.tier_of) - 1}"
+            )
+        return active
 
     def is_evaluated(self, number: int) -> bool:
         """Every few rounds, and after the last one."""

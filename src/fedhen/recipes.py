@@ -125,8 +125,9 @@ def centralised(config: Config, tier: str, fraction: float = 1.0) -> Config:
 
 def config_file(path: Path, prepare: Callable[[Config], Config] = lambda base: base) -> Config:
     """The configuration in a file; what it leaves out is as in the recipe that it names, prepared, if it is ours."""
-    named = toml.read_toml(path).recipe
-    return toml.read_toml(path, prepare(RECIPES[named]() if named in RECIPES else Config()))
+    named = toml.read_toml(path)
+    base = RECIPES[named.recipe]() if named.recipe in RECIPES else Config()
+    return toml.read_toml(path, prepare(replace(base, method=named.method, method_file=named.method_file)))
 
 
 def recipe_named(name: str) -> Config:

@@ -46,6 +46,7 @@ class Round:
     dropped: list[int]
     """Active devices that were left out because a weight was not finite."""
     server: Server
+    memories: Memories
 
     @property
     def loss(self) -> float | None:
@@ -81,7 +82,7 @@ def rounds(
         server = merge(server, kept, rules.method.pools, rules.server)
         memories = memories.after(kept, rules.method.pools, rules.local)
         losses.update({update.device: update.loss for update in kept})
-        yield Round(number, active, kept, dropped, server)
+        yield Round(number, active, kept, dropped, server, memories)
 
 
 def sampling(devices: DevicesConfig, seed: int) -> Activate:

@@ -23,7 +23,9 @@ class Holding:
     shapes: Shapes
     """The weights that it receives, and sends back."""
     trained: frozenset[str]
-    """Those among them that its objective trains."""
+    """Those among them that count in the average where only trained ones do: all but exits that it does not read."""
+    learned: frozenset[str]
+    """The parameters that its loss reaches: what a local variant corrects and remembers."""
     exits: tuple[str, ...]
     """The exits of its model that its objective reads or its pool shares, shallowest first."""
 
@@ -75,4 +77,4 @@ def _holding(family: Family, tier: str, objective: Objective, batch: tuple[Tenso
     idle = set().union(*by_exit) - trained
     held = {n: shape for n, shape in shapes_of(weights_of(module)).items() if n in pool.weights or n not in idle}
     exits = tuple(e for e, g in zip(family.exits(tier), read, strict=True) if g is not None or e in pool.tiers)
-    return Holding(held, frozenset(held.keys() - idle), exits)
+    return Holding(held, frozenset(held.keys() - idle), frozenset(trained), exits)

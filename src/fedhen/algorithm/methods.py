@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,17 @@ class Method:
     pools: Pools
     settings: Settings = no_settings
     """What it changes in a recipe, unless the user says otherwise."""
+    tiers: Callable[[Sequence[str]], Sequence[str]] = lambda tiers: tiers
+    """Which of a recipe's tiers, shallowest first, its devices have."""
+
+    def restricted(self, config: Config) -> Config:
+        """The configuration with just the tiers that the method's devices have."""
+        kept = list(self.tiers(list(config.tiers)))
+        if kept == list(config.tiers):
+            return config
+        total = sum(config.tiers[tier] for tier in kept)
+        shares = {tier: config.tiers[tier] / total for tier in kept}
+        return replace(config, tiers=shares, targets={t: x for t, x in config.targets.items() if t in kept})
 
 
 FEDHEN = Method("fedhen", sum_of_exits, share_common_weights)
@@ -58,12 +69,7 @@ HETEROFL = Method("heterofl", last_exit, share_common_weights, on_a_width_nest)
 """HeteroFL (Diao et al. 2021): NoSide's rule on leading channels, with scaler, masked loss and label rows."""
 
 
-def largest_tier_only(config: Config) -> Mapping[str, Any]:
-    """Every device has the last tier."""
-    return {"tiers": {list(config.tiers)[-1]: 1.0}, "targets": {}}
-
-
-FEDAVG = Method("fedavg", last_exit, keep_tiers_apart, largest_tier_only)
+FEDAVG = Method("fedavg", last_exit, keep_tiers_apart, tiers=lambda tiers: tiers[-1:])
 """FedAvg (McMahan et al. 2017): every device has the same tier; it is Decouple with one tier."""
 
 METHODS = {m.name: m for m in (FEDHEN, NOSIDE, DECOUPLE, SIDE_APART, HETEROFL, FEDAVG)}

@@ -73,6 +73,10 @@ last_exit = SumOfExits(slice(-1, None))
 def configured(objective: Objective, exits: tuple[str, ...], config: ObjectiveConfig) -> Objective:
     """The objective for a tier with these exits, with the weights and the distillation that are configured."""
     if isinstance(objective, SumOfExits):
+        if objective.chosen != slice(None) and config != ObjectiveConfig():
+            raise UserError(
+                "objective.weights and objective.distillation need a method that reads several exits, like fedhen"
+            )
         return replace(
             objective,
             exits=exits,

@@ -75,21 +75,29 @@ def add_out(command: argparse.ArgumentParser) -> None:
 
 
 def configured(
-    options: argparse.Namespace, default: str | None = None, prepare: Callable[[Config], Config] = lambda recipe: recipe
+    options: argparse.Namespace,
+    default: str | None = None,
+    method: str | None = None,
+    prepare: Callable[[Config], Config] = lambda recipe: recipe,
 ) -> Config:
     """The configuration that the options ask for.
 
-    A setting comes from --set and the other options if it is there, else from --config, else from what prepares the
-    recipe (a method's own settings, say), else from the recipe.
+    A setting comes from --set and the other options if it is there, else from the method that is named, else from
+    --config, else from the recipe.
     """
-    if options.config is not None:
-        if options.recipe is not None:
-            raise UserError(f"--config brings its own recipe: leave out {options.recipe!r}")
-        return changed(config_file(options.config, prepare), options)
+    if options.config is not None and options.recipe is not None:
+        raise UserError(f"--config brings its own recipe: leave out {options.recipe!r}")
     recipe = options.recipe or default
-    if recipe is None:
+    if options.config is None and recipe is None:
         raise UserError(f"which recipe? choose from {', '.join(RECIPES)}, or give --config FILE.toml")
-    return changed(prepare(recipe_named(recipe)), options)
+    base = config_file(options.config, for_own_method) if options.config is not None else recipe_named(str(recipe))
+    config = prepare(base)
+    return changed(for_method(config, method) if method else config, options)
+
+
+def for_own_method(config: Config) -> Config:
+    """A recipe with the settings of the method that it names."""
+    return for_method(config, config.method_file or config.method)
 
 
 def for_method(config: Config, name: str) -> Config:
@@ -99,6 +107,13 @@ def for_method(config: Config, name: str) -> Config:
     method = method_named(name)
     file = str(Path(name.rpartition(":")[0]).resolve()) + ":" + name.rpartition(":")[2] if ".py:" in name else ""
     return from_mapping({**method.settings(config), "method": method.name, "method_file": file}, config)
+
+
+def with_its_tiers(config: Config) -> Config:
+    """The configuration with just the tiers that its method's devices have."""
+    from fedhen.algorithm.methods import method_named
+
+    return method_named(config.method_file or config.method).restricted(config)
 
 
 def changed(config: Config, options: argparse.Namespace) -> Config:
@@ -111,12 +126,16 @@ def changed(config: Config, options: argparse.Namespace) -> Config:
     given = {key: getattr(options, key, None) for key in ("rounds", "seed")}
     given["local.name"] = getattr(options, "local", None)
     settings = [f"{key}={value}" for key, value in given.items() if value is not None]
-    tier = getattr(options, "tier", None)
-    if tier is not None:
-        if tier not in config.model.exits:
-            raise unknown("tier", tier, config.model.exits)
-        config = replace(config, tiers={tier: 1.0}, targets={t: x for t, x in config.targets.items() if t == tier})
-    return toml.with_settings(config, [*options.settings, *settings])
+    return _of_one_tier(toml.with_settings(config, [*options.settings, *settings]), getattr(options, "tier", None))
+
+
+def _of_one_tier(config: Config, tier: str | None) -> Config:
+    if tier is None:
+        return config
+    known = config.model.rates if config.model.nesting == "width" else config.model.exits
+    if tier not in known:
+        raise unknown("tier", tier, known)
+    return replace(config, tiers={tier: 1.0}, targets={t: x for t, x in config.targets.items() if t == tier})
 
 
 def with_seeds(config: Config, options: argparse.Namespace) -> list[Config]:

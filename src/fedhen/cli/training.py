@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedhen.cli.options import (
     add_rounds,
     add_seeds,
     configured,
-    for_method,
+    with_its_tiers,
     with_seeds,
 )
 from fedhen.config import Config
@@ -102,7 +102,7 @@ def add_commands(commands: Any) -> None:
         epilog=CENTRALISED_EXAMPLES,
         formatter_class=look,
     )
-    alone.add_argument("--tier", metavar="TIER", required=True, help="simple or complex")
+    alone.add_argument("--tier", metavar="TIER", required=True, help="which of the recipe's tiers")
     alone.add_argument(
         "--fraction", type=float, metavar="X", default=1.0, help="share of the data (default: all of it)"
     )
@@ -122,9 +122,9 @@ def run_command(options: argparse.Namespace) -> int:
     """`fedhen run`."""
     if options.method is not None and options.config is not None:
         raise UserError("--config brings its own method: leave out --method")
-    prepare = (lambda recipe: for_method(recipe, options.method)) if options.method else (lambda recipe: recipe)
-    config = configured(options, prepare=prepare)
-    return _train(with_seeds(config, options), f"{config.recipe}-{config.method}", options)
+    config = with_its_tiers(configured(options, method=options.method))
+    local = f"-{config.local.name}" if config.local.name != "plain" else ""
+    return _train(with_seeds(config, options), f"{config.recipe}-{config.method}{local}", options)
 
 
 def centralised_command(options: argparse.Namespace) -> int:
@@ -154,7 +154,10 @@ def compare_command(options: argparse.Namespace) -> int:
     methods = [name.strip() for name in options.methods.split(",") if name.strip()]
     if not methods or len(set(methods)) < len(methods):
         raise UserError(f"--methods {options.methods!r}: name each method once, like {','.join(PAPERS_METHODS)}")
-    configs = [config for name in methods for config in with_seeds(_with_method(options, name), options)]
+    by_method = [with_its_tiers(configured(options, default="digits", method=name)) for name in methods]
+    if len({config.method for config in by_method}) < len(by_method):
+        raise UserError("two of the methods have the same name: give one of them another")
+    configs = [config for each in by_method for config in with_seeds(each, options)]
     several = options.seeds is not None
     jobs = []
     for config in sorted(configs, key=lambda config: config.seed):
@@ -167,12 +170,6 @@ def compare_command(options: argparse.Namespace) -> int:
     print(report.text)
     print(f"page: {parent / 'report.html'}")
     return 0
-
-
-def _with_method(options: argparse.Namespace, name: str) -> Config:
-    config = configured(options, default="digits", prepare=lambda recipe: for_method(recipe, name))
-    # A file says which method it was written for; here it is another one's turn.
-    return replace(config, method=for_method(config, name).method)
 
 
 def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callable[[], Iterable[Path]]) -> None:

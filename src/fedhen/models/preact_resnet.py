@@ -57,6 +57,18 @@ class Shape:
             raise UserError("model.widths, model.blocks and model.strides must have one value a stage each")
         if min(self.widths + self.blocks + self.strides + (self.groups, self.exit_pool)) < 1:
             raise UserError("model.widths, blocks, strides, groups and exit_pool must be at least 1")
+        if self.nesting != "width":
+            self._check_exits(stages)
+        for tier, rate in self.rates.items():
+            if not 0 < rate <= 1:
+                raise UserError(
+                    f"model.rates.{tier} = {rate:g}: a tier's share of the channels is above 0 and at most 1"
+                )
+
+        if self.nesting == "width" and list(self.rates.values()) != sorted(set(self.rates.values())):
+            raise UserError("model.rates must rise from tier to tier, the smallest first")
+
+    def _check_exits(self, stages: int) -> None:
         ends = list(self.exits.values())
         if not ends or min(ends) < 1 or max(ends) != stages:
             raise UserError(f"model.exits must name stages from 1 to {stages}, and the last stage among them")
@@ -66,12 +78,6 @@ class Shape:
             if (side := self.size_after(stage)) % self.exit_pool:
                 where = f"stage {stage}'s {side}×{side} output"
                 raise UserError(f"model.exit_pool={self.exit_pool} does not divide {where}: 1 always does")
-
-        for tier, rate in self.rates.items():
-            if not 0 < rate <= 1:
-                raise UserError(
-                    f"model.rates.{tier} = {rate:g}: a tier's share of the channels is above 0 and at most 1"
-                )
 
     def tiers(self) -> dict[str, Size]:
         """Each tier's size, shallowest first."""
@@ -188,14 +194,15 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x, or its shortcut, plus two convolutions of normalised activations."""
-        active = F.relu(self.norm1(self.scaled(x)))
+        active = F.relu(self.norm1(scaled(x, self.scale, self.training)))
         kept = x if self.shortcut is None else self.shortcut(active)
-        out: Tensor = self.conv2(F.relu(self.norm2(self.scaled(self.conv1(active)))))
+        out: Tensor = self.conv2(F.relu(self.norm2(scaled(self.conv1(active), self.scale, self.training))))
         return out + kept
 
-    def scaled(self, x: Tensor) -> Tensor:
-        """HeteroFL's scaler: in training, divided by the share of the channels."""
-        return x / self.scale if self.training and self.scale != 1 else x
+
+def scaled(x: Tensor, scale: float, training: bool) -> Tensor:
+    """HeteroFL's scaler: in training, divided by the share of the channels."""
+    return x / scale if training and scale != 1 else x
 
 
 class MixPool(nn.Module):
@@ -214,13 +221,15 @@ class MixPool(nn.Module):
 class GlobalPool(nn.Module):
     """The average over the whole image, after a last norm if there is one."""
 
-    def __init__(self, norm: nn.Module | None) -> None:
+    def __init__(self, norm: nn.Module | None, scale: float) -> None:
         super().__init__()
-        self.norm = norm
+        self.norm, self.scale = norm, scale
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool to 1×1."""
-        return (x if self.norm is None else F.relu(self.norm(x))).mean((2, 3))
+        if self.norm is not None:
+            x = F.relu(self.norm(scaled(x, self.scale, self.training)))
+        return x.mean((2, 3))
 
 
 def group_norm(groups: int, width: int) -> nn.GroupNorm:
@@ -238,7 +247,9 @@ def _stage(shape: Shape, k: int, widths: tuple[int, int], scale: float) -> nn.Se
 def _exit(shape: Shape, stage: int, rate: float) -> nn.Sequential:
     width, size = shape.width(stage, rate), shape.size_after(stage)
     if stage == len(shape.widths):
-        pool: nn.Module = GlobalPool(group_norm(shape.groups, width) if shape.final_norm else None)
+        pool: nn.Module = GlobalPool(
+            group_norm(shape.groups, width) if shape.final_norm else None, rate if shape.scaler else 1.0
+        )
         return nn.Sequential(pool, nn.Linear(width, shape.classes))
     pool = MixPool(size, shape.exit_pool, shape.exit_mix)
     return nn.Sequential(pool, nn.Flatten(), nn.Linear(width * shape.exit_pool**2, shape.classes))

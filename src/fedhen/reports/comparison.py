@@ -14,6 +14,13 @@ HERO = "fedhen"
 """The method whose gain over the best other one is reported, where it is among the runs."""
 
 
+BROUGHT = (
+    *("method", "method_file", "seed", "tiers", "targets", "local"),
+    *("model.nesting", "model.scaler", "training.masked_loss", "server.label_rows"),
+)
+"""Settings and sections in which runs of different methods may differ without a word: methods bring them along."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The runs of every method, one a seed; the first method is the hero, the others are its baselines."""
@@ -122,7 +129,7 @@ def _differences(runs: Sequence[Run]) -> Iterator[str]:
     settings = [flat(run.config) for run in runs]
     for key in dict.fromkeys(chain.from_iterable(settings)):
         values = list(dict.fromkeys(str(each.get(key, "not set")) for each in settings))
-        if len(values) > 1 and key not in ("method", "seed"):
+        if len(values) > 1 and key not in BROUGHT and key.split(".")[0] not in BROUGHT:
             yield f"The runs differ in more than method and seed: {key} is {' or '.join(values)}."
 
 

@@ -83,7 +83,10 @@ def _cost_notes(comparison: Comparison, targets: Mapping[str, TierTargets], grou
     if any(text.startswith(">") for text in cells):
         notes.append(LOWER_BOUND)
     if "–" in cells:
-        notes.append(f"–: {comparison.hero} did not reach the target, or another method’s run is too short to tell.")
+        notes.append(
+            f"–: {comparison.hero} did not reach the target, another method’s run is too short to tell, or a method "
+            "has no such tier."
+        )
     return notes
 
 
@@ -109,6 +112,8 @@ def outcome_table(comparison: Comparison) -> Table:
             for kind, label in (("devices", "all devices"), ("server", "server"))
             for end, pick in (("final", _last), ("best", max))
         ]
+        if any("ensemble" in record for run in comparison.runs for record in run.rounds):
+            rows.append(row("all devices, exits together, final, %", _ensemble(tier)))
         groups.append(Group(f"{tier} model", (*rows, row("parameters", _parameters(tier)))))
     took = [row("rounds", _rounds), row("bytes sent", _bytes), row("devices dropped", _dropped)]
     groups.append(Group("run", (*took, row("seconds a round (median)", _seconds))))
@@ -134,6 +139,14 @@ def _accuracy(tier: str, kind: str, pick: Callable[[Sequence[float]], float]) ->
     def show(runs: Sequence[Run]) -> str:
         curves = [[percent(accuracy) for _, accuracy in run.curve(tier, kind)] for run in runs]
         return spread([pick(curve) for curve in curves if curve], decimals=2)
+
+    return show
+
+
+def _ensemble(tier: str) -> Callable[[Sequence[Run]], str]:
+    def show(runs: Sequence[Run]) -> str:
+        last = [[r["ensemble"]["devices"] for r in run.rounds if "ensemble" in r][-1:] for run in runs]
+        return spread([percent(found[0][tier]) for found in last if found and tier in found[0]], decimals=2)
 
     return show
 

@@ -84,7 +84,7 @@ class PlainDevices:
     def visit(self, device: int, sent: Sent) -> Visit:
         """What the local variant knows of the device in this round."""
         tier = self.fleet.tier_of[device]
-        trained = {n: t for n, t in sent.models[tier].items() if n in self.fleet.holdings[tier].trained}
+        trained = {n: t for n, t in sent.models[tier].items() if n in self.fleet.holdings[tier].learned}
         return Visit(trained, self.memory.get(device, {}), sent.mean.get(tier, {}), self.fleet.omega[device])
 
     def remember(self, update: Update, visit: Visit, walked: float) -> Update:
