@@ -463,3 +463,14 @@ def test_an_out_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 def test_reports_need_no_torch_and_the_tables_no_matplotlib() -> None:
     blocked = "import sys; sys.modules['torch'] = sys.modules['matplotlib'] = None; import fedhen.reports"
     subprocess.run([sys.executable, "-c", blocked], check=True)
+
+
+def test_a_method_without_a_tier_is_compared_where_it_can_be(tmp_path: Path) -> None:
+    """FedAvg's devices all have the complex model: its simple cells are dashes, its curve is no missing evaluation."""
+    both = {"simple": [0.5, 0.9], "complex": [0.4, 0.9]}
+    fedavg = make_run("fedavg", {"complex": [0.9, 0.95]})
+    runs = [make_run("fedhen", both), make_run("noside", both), fedavg]
+    report = write_report(runs, tmp_path, targets={"simple": [80.0], "complex": [80.0]})
+    rows = [line.split() for line in report.text.splitlines() if "80.0 %" in line][:2]
+    assert rows == [["80.0", "%", "2", "2", "–", "1.0×"], ["80.0", "%", "2", "2", "1", "0.5×"]]
+    assert "not evaluated" not in (tmp_path / "report.html").read_text() + (tmp_path / "curves-rounds.svg").read_text()

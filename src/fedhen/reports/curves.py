@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from fedhen.records import Run
-from fedhen.reports.comparison import Comparison
+from fedhen.reports.comparison import Comparison, evaluated
 from fedhen.reports.costs import Measure, Spent
 from fedhen.reports.tables import SCORED
 from fedhen.reports.targets import TierTargets, percent, show_percent
@@ -155,7 +155,9 @@ class Chart:
     def _plot(self, panel: Axes, method: str, curve: Line, size: float) -> Line2D:
         scaled = replace(curve, spent=[amount / size for amount in curve.spent])
         look = looks(self.comparison.methods)[method]
-        label = method if curve.spent else f"{method} (not evaluated)"
+        # A method may have no curve here because it has no such tier.
+        some = curve.spent or any(map(evaluated, self.comparison.by_method[method]))
+        label = method if some else f"{method} (not evaluated)"
         return trace(panel, scaled, look, label=label, linewidth=1.5 if len(curve.spent) < 200 else 1.0, markersize=4)
 
 
