@@ -19,6 +19,7 @@ ROOMS = [
     "recipes",
     "params",
     "seeds",
+    "precision",
     "data",
     "models",
     "algorithm",

@@ -24,7 +24,8 @@ from fedhen.experiment import Experiment
 from fedhen.models.nesting import Family
 from fedhen.models.preact_resnet import Shape, preact_resnet
 from fedhen.params import select
-from fedhen.rounds import Activate, sampling
+from fedhen.precision import precision_named
+from fedhen.rounds import Activate, Devices, sampling
 from fedhen.runtimes.plain import Fleet, PlainDevices
 
 
@@ -69,7 +70,8 @@ def assemble(
     tier_of = [tier for tier, number in config.tier_sizes().items() for _ in range(number)]
     local = local_named(config.local)
     omega = shares([len(shard) for shard in data.shards], tier_of, method.pools(tiers))
-    fleet = Fleet(config, family, data, tier_of, held, objectives, local, omega)
+    precision = precision_named(config.runtime.precision, where)
+    fleet = Fleet(config, family, data, tier_of, held, objectives, local, omega, precision)
     return Experiment(
         config=config,
         method=method,
@@ -82,9 +84,16 @@ def assemble(
         server=server,
         memories=Memories(nothing_remembered(server, held, local), config.tier_sizes()),
         last_models=LastModels(server, tier_of),
-        devices=PlainDevices(fleet),
+        precision=precision,
+        devices=devices_of(fleet),
         modules={tier: family.build(tier).to(where) for tier in tiers},
     )
+
+
+def devices_of(fleet: Fleet) -> Devices:
+    """Who trains the fleet's devices: the engine that is configured."""
+    plain = PlainDevices(fleet)
+    return plain
 
 
 def nothing_remembered(server: Server, held: Mapping[str, Holding], local: Local) -> Server:

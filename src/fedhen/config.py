@@ -161,6 +161,13 @@ class EvaluationConfig:
 class RuntimeConfig:
     """How the machine is used; sums in another order give other last digits, so that it belongs to the record."""
 
+    engine: Literal["fast", "plain"] = setting(
+        "fast", "fast: active devices train side by side; plain: one after the other, as the paper reads"
+    )
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = setting(
+        "auto",
+        "of products in training and scoring, over weights in full precision; auto: bf16 on a GPU, fp32 on a CPU",
+    )
     threads: int = setting(0, "CPU threads in one operation; 0: as many as torch takes", least=0)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from fedhen.algorithm.merging import Server, Update
 from fedhen.data.dataset import Data
 from fedhen.params import Average, Weights, shapes_of
+from fedhen.precision import FULL, Precision
 
 
 def accuracy(module: nn.Module, data: Data, batch_size: int) -> float:
@@ -17,15 +18,18 @@ def accuracy(module: nn.Module, data: Data, batch_size: int) -> float:
     return scored(module, data, batch_size)[0]
 
 
-def scored(module: nn.Module, data: Data, batch_size: int, together: Sequence[int] = ()) -> tuple[float, float]:
+def scored(
+    module: nn.Module, data: Data, batch_size: int, together: Sequence[int] = (), precision: Precision = FULL
+) -> tuple[float, float]:
     """The shares of the test set that the last exit, and the mean prediction of some exits together, classify rightly.
 
     A batch size of 0 is left to us. Without exits to take together both are the same.
     """
     batch_size = batch_size or (1000 if data.x_test.is_cuda else 100)
     module.eval()
+    precision.choose()
     right = torch.zeros(2, dtype=torch.int64, device=data.y_test.device)
-    with torch.no_grad():
+    with torch.no_grad(), precision.autocast():
         for x, y in zip(torch.split(data.x_test, batch_size), torch.split(data.y_test, batch_size), strict=True):
             logits = module(data.inputs(x))
             own = logits[-1].argmax(1)

@@ -22,6 +22,7 @@ from fedhen.evaluation import LastModels, scored
 from fedhen.model_files import save_models
 from fedhen.models.nesting import Family, load_weights
 from fedhen.params import Weights, count, distance, size
+from fedhen.precision import Precision
 from fedhen.records import Recorder
 from fedhen.rounds import Activate, Devices, Round, Rules, rounds
 
@@ -41,6 +42,7 @@ class Experiment:
     server: Server
     memories: Memories
     last_models: LastModels
+    precision: Precision
     devices: Devices
     modules: dict[str, nn.Module]
     """One of each tier, to score weights in."""
@@ -96,7 +98,7 @@ class Experiment:
         load_weights(self.modules[tier], weights)
         held = self.holdings[tier].exits if self.config.evaluation.ensemble else ()
         places = [place for place, name in enumerate(self.family.exits(tier)) if name in held]
-        return scored(self.modules[tier], self.data, self.config.evaluation.batch_size, places)
+        return scored(self.modules[tier], self.data, self.config.evaluation.batch_size, places, self.precision)
 
     def record(self, done: Round) -> dict[str, Any]:
         """What the seed determines about a round."""

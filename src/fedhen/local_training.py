@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedhen.algorithm.local import NOTHING, Correction
 from fedhen.algorithm.objectives import Objective
 from fedhen.config import TrainingConfig
+from fedhen.precision import FULL, Precision
 
 
 def learning_rate(training: TrainingConfig, number: int, rounds: int) -> float:
@@ -30,6 +31,7 @@ class Task:
     correction: Correction = NOTHING
     view: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda logits: logits
     """What of the logits the objective sees."""
+    precision: Precision = FULL
 
 
 def train_locally(module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], task: Task) -> tuple[float, int]:
@@ -39,6 +41,7 @@ def train_locally(module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], t
     weight without a gradient: NoSide's exit comes back from a complex device as it went.
     """
     module.train()
+    task.precision.choose()
     training, correction = task.training, task.correction
     optimiser = torch.optim.SGD(
         module.parameters(),
@@ -49,7 +52,8 @@ def train_locally(module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], t
     losses = []
     for inputs, labels in batches:
         optimiser.zero_grad(set_to_none=True)
-        loss = task.objective(task.view(module(inputs)), labels)
+        with task.precision.autocast():
+            loss = task.objective(task.view(module(inputs)), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         correct(module, correction)
         nn.utils.clip_grad_norm_(module.parameters(), training.clip)

@@ -15,12 +15,13 @@ from fedhen.algorithm.local import Local, Visit
 from fedhen.algorithm.merging import Update
 from fedhen.algorithm.objectives import Objective
 from fedhen.config import Config
-from fedhen.data.batches import batch, visits
+from fedhen.data.batches import Visits, batch, visits
 from fedhen.data.dataset import Data
 from fedhen.local_training import Task, learning_rate, train_locally
 from fedhen.models.exits import each
 from fedhen.models.nesting import Family, load_weights, weights_of
 from fedhen.params import Weights, finite, select
+from fedhen.precision import Precision
 from fedhen.rounds import Sent
 
 
@@ -38,6 +39,7 @@ class Fleet:
     local: Local
     omega: Sequence[float]
     """Each device's share of its pool's data, 1 where all have the same."""
+    precision: Precision
 
 
 @dataclass
@@ -63,23 +65,28 @@ class PlainDevices:
         visit = self.visit(device, sent)
         module = self.module(tier)
         load_weights(module, {**self.constants[tier], **received})
-        lr = learning_rate(fleet.config.training, round_number, fleet.config.rounds)
-        task = Task(fleet.objectives[tier], fleet.config.training, lr, fleet.local.correction(visit), self.view(device))
+        lr = self.lr(round_number)
+        correction, view = fleet.local.correction(visit), self.view(device)
+        task = Task(fleet.objectives[tier], fleet.config.training, lr, correction, view, fleet.precision)
         # A model's own randomness, like dropout, has an address too.
         with seeds.torch_randomness(fleet.config.seed, "model", round_number, device):
             loss, steps = train_locally(module, self.batches(round_number, device), task)
-        weights = select(weights_of(module), held.shapes)
+        return self.update(device, select(weights_of(module), held.shapes), loss, visit, steps * lr)
+
+    def update(self, device: int, weights: Weights, loss: float, visit: Visit, walked: float) -> Update:
+        """What a device sends back when it has trained, `walked` being its steps times the learning rate."""
+        fleet, tier = self.fleet, self.fleet.tier_of[device]
         update = Update(
             device,
             tier,
             weights,
-            held.trained,
+            fleet.holdings[tier].trained,
             samples=len(fleet.data.shards[device]),
             loss=loss,
             rows=self.rows(device, weights),
             omega=fleet.omega[device],
         )
-        return self.remember(update, visit, steps * lr)
+        return self.remember(update, visit, walked)
 
     def visit(self, device: int, sent: Sent) -> Visit:
         """What the local variant knows of the device in this round."""
@@ -96,12 +103,20 @@ class PlainDevices:
         changed = {n: t - visit.memory[n] if n in visit.memory else t for n, t in memory.items()}
         return replace(update, remembered=changed)
 
+    def lr(self, round_number: int) -> float:
+        """η in that round."""
+        return learning_rate(self.fleet.config.training, round_number, self.fleet.config.rounds)
+
+    def plan(self, round_number: int, device: int) -> Visits:
+        """Which examples the device visits in that round, in which order."""
+        config, shard = self.fleet.config, self.fleet.data.shards[device]
+        training, address = config.training, (config.seed, round_number, device)
+        return visits(shard, training.epochs, training.batch_size, training.last_batch == "drop", address)
+
     def batches(self, round_number: int, device: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The device's batches of all epochs."""
-        config, data = self.fleet.config, self.fleet.data
-        training, address = config.training, (config.seed, round_number, device)
-        plan = visits(data.shards[device], training.epochs, training.batch_size, training.last_batch == "drop", address)
-        return (batch(data, plan, part, config.data.augmentation) for part in plan.batches())
+        plan, augmentation = self.plan(round_number, device), self.fleet.config.data.augmentation
+        return (batch(self.fleet.data, plan, part, augmentation) for part in plan.batches())
 
     def view(self, device: int) -> partial[Sequence[Tensor]]:
         """With `training.masked_loss`, the logits of classes that the device does not hold are 0 in its loss."""
