@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from fedhen import environment, seeds
 from fedhen.algorithm.holdings import Holding, holdings
@@ -86,14 +87,29 @@ def assemble(
         last_models=LastModels(server, tier_of),
         precision=precision,
         devices=devices_of(fleet),
-        modules={tier: family.build(tier).to(where) for tier in tiers},
+        modules={tier: to_score(family.build(tier).to(where), config) for tier in tiers},
     )
 
 
 def devices_of(fleet: Fleet) -> Devices:
     """Who trains the fleet's devices: the engine that is configured."""
     plain = PlainDevices(fleet)
+    if fleet.config.runtime.engine == "plain":
+        return plain
+    if fleet.data.x.is_cuda:
+        from fedhen.runtimes.graphs import GraphDevices
+
+        return GraphDevices(plain)
     return plain
+
+
+def to_score(module: nn.Module, config: Config) -> nn.Module:
+    """The module in the form that scores fastest where it lies."""
+    if config.runtime.engine == "plain" or not next(module.parameters()).is_cuda:
+        return module
+    from fedhen.runtimes.fusing import fused
+
+    return fused(module.eval().to(memory_format=torch.channels_last))
 
 
 def nothing_remembered(server: Server, held: Mapping[str, Holding], local: Local) -> Server:

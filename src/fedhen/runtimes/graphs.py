@@ -1,0 +1,296 @@
+"""The GPU engine: every active device trains on a stream of its own, a step being one launch of a captured CUDA graph.
+
+The device's weights lie in one flat vector, its gradient in another; correction, clip, decay and step are two kernels.
+Products read a bf16 copy of the weights, which the update writes beside them. Batches, crops and order are the plain
+runtime's: all of a device's inputs for the round are made in one go and the steps walk through them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedhen.algorithm.local import PLAIN, Visit
+from fedhen.algorithm.merging import Update
+from fedhen.data.batches import Visits, batch
+from fedhen.models.exits import Exits, each
+from fedhen.models.nesting import load_weights
+from fedhen.params import Weights
+from fedhen.rounds import Sent
+from fedhen.runtimes import kernels
+from fedhen.runtimes.fusing import fused
+from fedhen.runtimes.layout import Layout, layout_of
+from fedhen.runtimes.plain import Fleet, PlainDevices
+
+SLOTS = 16
+"""Devices of a tier that train at the same time; more wait for the first to end."""
+ROOM = 1 << 28
+"""Bytes of prepared inputs a slot holds; a device with more gets them in several parts."""
+
+
+class CannotCapture(Exception):
+    """A tier's step cannot become a graph."""
+
+
+@dataclass
+class GraphDevices:
+    """The devices of a simulated fleet on one GPU, side by side."""
+
+    plain: PlainDevices
+    slots: dict[str, list[Slot]] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    """Tiers that the plain runtime trains."""
+
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
+        """Alg. 1, lines 5-15: all active devices at once."""
+        self.plain.fleet.precision.choose()
+        by_tier: dict[str, list[int]] = {}
+        for device in active:
+            by_tier.setdefault(self.plain.fleet.tier_of[device], []).append(device)
+        for wave in self.waves(by_tier):
+            yield from self.train_wave(round_number, sent, wave)
+        for tier in by_tier.keys() & self.refused:
+            for device in by_tier[tier]:
+                yield self.plain.train_one(round_number, device, sent)
+
+    def waves(self, by_tier: Mapping[str, list[int]]) -> Iterator[list[tuple[int, Slot]]]:
+        """The devices with their slots, a wave after the other; deep tiers first, since their streams take longest."""
+        order = [tier for tier in reversed(self.plain.fleet.holdings) if tier in by_tier]
+        for first in range(0, max(map(len, by_tier.values()), default=0), SLOTS):
+            wave = []
+            for tier in order:
+                some = by_tier[tier][first : first + SLOTS]
+                wave += list(zip(some, self.slots_of(tier, len(some)), strict=False))
+            yield wave
+
+    def slots_of(self, tier: str, number: int) -> list[Slot]:
+        """That many slots of a tier, captured at their first use; none for a tier that cannot be captured."""
+        slots = self.slots.setdefault(tier, [])
+        while len(slots) < number and tier not in self.refused:
+            try:
+                slots.append(Slot(self.plain, tier))
+            except CannotCapture as reason:
+                self.refused.add(tier)
+                warnings.warn(f"tier {tier!r} is trained one device at a time: {reason}", stacklevel=2)
+        return [] if tier in self.refused else slots[:number]
+
+    def train_wave(self, number: int, sent: Sent, wave: Sequence[tuple[int, Slot]]) -> Iterator[Update]:
+        """Train these devices at the same time, each on its slot's stream."""
+        plain, lr = self.plain, self.plain.lr(number)
+        starts = {slot.tier: slot.layout.spread(slot.layout.gather(sent.models[slot.tier])) for _, slot in wave}
+        plans = [(slot, plain.plan(number, device)) for device, slot in wave]
+        for slot, plan in plans:
+            slot.prepare(plan)
+        now = torch.cuda.current_stream()
+        visits = {}
+        for device, slot in wave:
+            visits[device] = plain.visit(device, sent)
+            slot.stream.wait_stream(now)
+            with torch.cuda.stream(slot.stream):
+                slot.load(starts[slot.tier], sent.models[slot.tier], device, visits[device], lr)
+        walks = [slot.walk(plan) for slot, plan in plans]
+        while walks:
+            # A step of each in turn, so that all streams have work from the start.
+            walks = [walk for walk in walks if next(walk, None) is not None]
+        trained = []
+        for _, slot in wave:
+            with torch.cuda.stream(slot.stream):
+                trained.append(slot.weights(sent.models[slot.tier]))
+            now.wait_stream(slot.stream)
+        losses = torch.stack([slot.loss for _, slot in wave]).tolist() if wave else []
+        for (device, _), (_, plan), weights, loss in zip(wave, plans, trained, losses, strict=True):
+            steps = len(plan.ends)
+            yield plain.update(device, weights, loss / steps, visits[device], steps * lr)
+
+
+class Slot:
+    """Room for one device of a tier to train in: a module, its flat state, a stream, a graph for each batch size."""
+
+    def __init__(self, plain: PlainDevices, tier: str) -> None:
+        fleet = plain.fleet
+        self.plain, self.fleet, self.tier = plain, fleet, tier
+        deepest = tier == list(fleet.holdings)[-1]
+        # What takes longest goes first wherever there is a choice.
+        self.stream = torch.cuda.Stream(priority=-1 if deepest else 0)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        plain.module(tier)
+        module = fleet.family.build(tier).to(fleet.data.x.device).train()
+        learned = fleet.holdings[tier].learned
+        if learned - dict(module.named_parameters()).keys():
+            raise CannotCapture("some of its weights are one and the same")
+        self.layout: Layout = layout_of(module, learned, lower=fleet.precision.name == "bf16")
+        like = next(p for n, p in module.named_parameters() if n in learned)
+        moves = fleet.config.training.momentum != 0
+        self.state = kernels.new_state(self.layout.size, self.layout.lowered, like, fleet.local is not PLAIN, moves)
+        self.leaves = self.adopt(module)
+        self.raw, self.module = module, fused(module)
+        self.own = [b for _, b in module.named_buffers()]
+        self.begin = torch.zeros(1, dtype=torch.int64, device=like.device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=like.device)
+        self.present = torch.ones(fleet.data.classes, dtype=torch.bool, device=like.device)
+        self.x, self.y = self.rooms()
+        self.capture(min(fleet.config.training.batch_size, len(self.y)), tried=True)
+
+    def adopt(self, module: nn.Module) -> list[nn.Parameter]:
+        """Let the module's learned parameters lie in the flat vectors; the others do not learn."""
+        leaves = []
+        for name, parameter in module.named_parameters():
+            if name in self.layout.places:
+                low = self.layout.places[name] < self.layout.lowered
+                parameter.data = self.layout.view(self.state.low if low else self.state.weights, name)
+                leaves.append(parameter)
+            else:
+                parameter.requires_grad_(False)
+        return leaves
+
+    def rooms(self) -> tuple[Tensor, Tensor]:
+        """Room for prepared inputs, images with the channels last, and labels."""
+        fleet, training = self.fleet, self.fleet.config.training
+        x, y = batch(fleet.data, _first_visits(fleet), slice(0, 1), "none")
+        most = max(len(s) for s, t in zip(fleet.data.shards, fleet.tier_of, strict=True) if t == self.tier)
+        bytes_each = x[0].numel() * x.element_size()
+        # The smallest shard is smaller than a batch: then that is the size of the only batch.
+        many = min(most * training.epochs, max(training.batch_size, ROOM // bytes_each))
+        shape = x.shape[1:] if x.dim() != 4 else (*x.shape[2:], x.shape[1])
+        return x.new_zeros((many, *shape)), y.new_zeros(many)
+
+    def prepare(self, plan: Visits) -> None:
+        """Make sure that there is a graph for every batch size of a plan."""
+        for size in sorted({part.stop - part.start for part in plan.batches()}):
+            if size not in self.graphs:
+                self.capture(size)
+
+    def capture(self, size: int, tried: bool = False) -> None:
+        """Capture a step on batches of that size; what it changes while it is tried is put back."""
+        state = self.state
+        kept = [t for t in (state.weights, state.low, state.momenta, *self.own, self.begin, self.loss) if t is not None]
+        copies = [t.clone() for t in kept]
+        torch.cuda.synchronize()
+        # The usual size is worth a search for its fastest convolutions; a short batch is not.
+        torch.backends.cudnn.benchmark = size == self.fleet.config.training.batch_size
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(self.stream):
+                if tried:
+                    self.refuse_what_differs(size)
+                for _ in range(2):
+                    self.begin.zero_()
+                    self.step(size)
+                self.stream.synchronize()
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                try:
+                    self.step(size)
+                finally:
+                    graph.capture_end()
+        except CannotCapture:
+            raise
+        except Exception as error:
+            raise CannotCapture(f"its step cannot be captured: {str(error).splitlines()[0]}") from error
+        finally:
+            torch.backends.cudnn.benchmark = False
+            torch.cuda.synchronize()
+            for t, copy in zip(kept, copies, strict=True):
+                t.copy_(copy)
+        self.graphs[size] = graph
+
+    def refuse_what_differs(self, size: int) -> None:
+        """A module that draws random numbers, or makes its exits one by one, would not do the same in a graph."""
+        before = torch.cuda.get_rng_state(), torch.get_rng_state()
+        with self.fleet.precision.autocast():
+            logits = self.module(self.inputs(self.begin + torch.arange(size, device=self.begin.device)))
+        if isinstance(logits, Exits):
+            raise CannotCapture("its exits need passes of their own")
+        after = torch.cuda.get_rng_state(), torch.get_rng_state()
+        if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+            raise CannotCapture("it draws random numbers")
+
+    def inputs(self, at: Tensor) -> Tensor:
+        """The prepared inputs at these places."""
+        x = self.x.index_select(0, at)
+        return x.permute(0, 3, 1, 2) if x.dim() == 4 else x
+
+    def step(self, size: int) -> None:
+        """One step of Alg. 2 on the next batch."""
+        at = self.begin + torch.arange(size, device=self.begin.device)
+        with self.fleet.precision.autocast():
+            loss = self.fleet.objectives[self.tier](self.seen(self.module(self.inputs(at))), self.y.index_select(0, at))
+        gradients = torch.autograd.grad(loss, self.leaves)
+        for kind in {g.dtype for g in gradients}:
+            some = [(n, g) for n, g in zip(self.layout.shapes, gradients, strict=True) if g.dtype == kind]
+            torch._foreach_copy_([self.room_for(g, n) for n, g in some], [g for _, g in some])
+        kernels.update(self.state)
+        self.loss += loss.detach()
+        self.begin += size
+
+    def room_for(self, gradient: Tensor, name: str) -> Tensor:
+        """A weight's part of the flat gradient, in the gradient's own strides where these are another word for it."""
+        room = self.layout.view(self.state.gradient, name)
+        if all(a == b for a, b, n in zip(room.stride(), gradient.stride(), room.shape, strict=True) if n > 1):
+            return room.as_strided(gradient.shape, gradient.stride(), room.storage_offset())
+        return room
+
+    def seen(self, logits: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What of the logits the objective sees: see `PlainDevices.view`."""
+        if not self.fleet.config.training.masked_loss:
+            return logits
+        return each(logits, lambda z: torch.where(self.present, z, torch.zeros_like(z)))
+
+    def load(self, start: Tensor, received: Weights, device: int, visit: Visit, lr: float) -> None:
+        """Take a device in: its weights, its correction, its settings."""
+        training, state = self.fleet.config.training, self.state
+        correction = self.fleet.local.correction(visit)
+        settings = (lr, training.clip, correction.pull, training.weight_decay + correction.decay, training.momentum)
+        state.settings.copy_(torch.tensor(settings, dtype=state.settings.dtype))
+        state.weights.copy_(start)
+        state.low.copy_(start[: self.layout.lowered])
+        if state.offset is not None:
+            state.offset.copy_(self.layout.spread(self.layout.gather(correction.offset)))
+        if state.momenta is not None:
+            state.momenta.zero_()
+        others = {n: w for n, w in received.items() if n not in self.layout.places}
+        load_weights(self.raw, {**self.plain.constants[self.tier], **others})
+        if training.masked_loss:
+            self.present.copy_(self.fleet.data.present(device))
+        self.loss.zero_()
+
+    def walk(self, plan: Visits) -> Iterator[bool]:
+        """Launch the steps of a plan one by one, preparing the inputs of as many as there is room for."""
+        first = last = 0
+        for part in plan.batches():
+            with torch.cuda.stream(self.stream):
+                if part.stop > last:
+                    first, last = part.start, _last_that_fits(plan, part.start, len(self.y))
+                    self.fill(plan, slice(first, last))
+                self.graphs[part.stop - part.start].replay()
+            yield True
+
+    def fill(self, plan: Visits, part: slice) -> None:
+        """Prepare the inputs of these visits, as the plain runtime would."""
+        x, y = batch(self.fleet.data, plan, part, self.fleet.config.data.augmentation)
+        self.x[: len(y)].copy_(x.permute(0, 2, 3, 1) if x.dim() == 4 else x)
+        self.y[: len(y)].copy_(y)
+        self.begin.zero_()
+
+    def weights(self, received: Weights) -> Weights:
+        """All that the device holds, trained."""
+        learned = self.layout.collect(self.state.weights)
+        stored = self.raw.state_dict()
+        buffers = {n: b.clone() for n, b in self.raw.named_buffers() if n in stored}
+        return {**received, **learned, **{n: b for n, b in buffers.items() if n in received}}
+
+
+def _last_that_fits(plan: Visits, start: int, room: int) -> int:
+    """The end of the last batch that still fits, if the first begins there."""
+    ends = plan.ends[plan.ends > start]
+    return int(ends[ends <= start + room][-1])
+
+
+def _first_visits(fleet: Fleet) -> Visits:
+    one = np.zeros(1, dtype=np.int64)
+    return Visits(one, one + 1, np.zeros((1, 2), dtype=np.int64), np.zeros(1, dtype=bool))
