@@ -97,7 +97,7 @@ def devices_of(fleet: Fleet) -> Devices:
     if fleet.config.runtime.engine == "plain":
         return plain
     if fleet.data.x.is_cuda:
-        from fedhen.runtimes.graphs import GraphDevices
+        from fedhen.runtimes.gpu.graphs import GraphDevices
 
         return GraphDevices(plain)
     return plain
@@ -107,7 +107,7 @@ def to_score(module: nn.Module, config: Config) -> nn.Module:
     """The module in the form that scores fastest where it lies."""
     if config.runtime.engine == "plain" or not next(module.parameters()).is_cuda:
         return module
-    from fedhen.runtimes.fusing import fused
+    from fedhen.runtimes.gpu.fusing import fused
 
     return fused(module.eval().to(memory_format=torch.channels_last))
 

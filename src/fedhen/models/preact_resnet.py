@@ -215,7 +215,12 @@ class MixPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool to outputs × outputs."""
-        return self.alpha * F.max_pool2d(x, self.kernel) + (1 - self.alpha) * F.avg_pool2d(x, self.kernel)
+        return mixed(x, self.alpha, self.kernel)
+
+
+def mixed(x: Tensor, alpha: Tensor, kernel: int) -> Tensor:
+    """α·max + (1 − α)·average over windows of kernel × kernel."""
+    return alpha * F.max_pool2d(x, kernel) + (1 - alpha) * F.avg_pool2d(x, kernel)
 
 
 class GlobalPool(nn.Module):

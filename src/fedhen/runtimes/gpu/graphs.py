@@ -1,6 +1,6 @@
 """The GPU engine: every active device trains on a stream of its own, a step being one launch of a captured CUDA graph.
 
-The device's weights lie in one flat vector, its gradient in another; correction, clip, decay and step are two kernels.
+The device's weights lie in one flat vector, its gradient in another; correction, clip, decay and step are two updates.
 Products read a bf16 copy of the weights, which the update writes beside them. Batches, crops and order are the plain
 runtime's: all of a device's inputs for the round are made in one go and the steps walk through them.
 """
@@ -22,9 +22,9 @@ from fedhen.models.exits import Exits, each
 from fedhen.models.nesting import load_weights
 from fedhen.params import Weights
 from fedhen.rounds import Sent
-from fedhen.runtimes import kernels
-from fedhen.runtimes.fusing import fused
-from fedhen.runtimes.layout import Layout, layout_of
+from fedhen.runtimes.gpu import updates
+from fedhen.runtimes.gpu.fusing import fused
+from fedhen.runtimes.gpu.layout import Layout, layout_of
 from fedhen.runtimes.plain import Fleet, PlainDevices
 
 SLOTS = 16
@@ -127,7 +127,7 @@ class Slot:
         self.layout: Layout = layout_of(module, learned, lower=fleet.precision.name == "bf16")
         like = next(p for n, p in module.named_parameters() if n in learned)
         moves = fleet.config.training.momentum != 0
-        self.state = kernels.new_state(self.layout.size, self.layout.lowered, like, fleet.local is not PLAIN, moves)
+        self.state = updates.new_state(self.layout.size, self.layout.lowered, like, fleet.local is not PLAIN, moves)
         self.leaves = self.adopt(module)
         self.raw, self.module = module, fused(module)
         self.own = [b for _, b in module.named_buffers()]
@@ -224,7 +224,7 @@ class Slot:
         for kind in {g.dtype for g in gradients}:
             some = [(n, g) for n, g in zip(self.layout.shapes, gradients, strict=True) if g.dtype == kind]
             torch._foreach_copy_([self.room_for(g, n) for n, g in some], [g for _, g in some])
-        kernels.update(self.state)
+        updates.update(self.state)
         self.loss += loss.detach()
         self.begin += size
 

@@ -1,14 +1,18 @@
-"""Rewrites a module for the GPU: GroupNorm with the ReLU behind it, and the sum before it, become one kernel."""
+"""Rewrites a module for the GPU: GroupNorm with the ReLU behind it, or mix pooling, becomes one kernel."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from fedhen.runtimes.kernels import add_norm_relu, norm_relu
+from fedhen.models.preact_resnet import MixPool
+from fedhen.runtimes.gpu.convolutions import conv3x3, stem
+from fedhen.runtimes.gpu.norms import add_norm_relu, norm_relu
+from fedhen.runtimes.gpu.pooling import mix_pool
 
 RELUS = (torch.relu, functional.relu, "relu")
 SUMS = (operator.add, operator.iadd, torch.add)
@@ -17,15 +21,44 @@ SUMS = (operator.add, operator.iadd, torch.add)
 def fused(module: nn.Module) -> nn.Module:
     """The same module, with the same weights, in fewer passes over memory; itself where it cannot be traced."""
     try:
-        traced = fx.symbolic_trace(module)
+        traced = fx.GraphModule(module, _Tracer().trace(module))
     except Exception:  # Any module may refuse in its own way; it is then taken as it is.
         return module
     for node in list(traced.graph.nodes):
-        if _is_relu(traced, node) and (norm := _norm_before(traced, node)) is not None:
+        layer = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(layer, MixPool):
+            _replace(traced.graph, node, mix_pool, ("alpha",), layer.kernel)
+        elif type(layer) is nn.Conv2d and _is_plain(layer):
+            _replace(traced.graph, node, stem if layer.in_channels < 8 else conv3x3, ("weight",))
+        elif _is_relu(traced, node) and (norm := _norm_before(traced, node)) is not None:
             _rewrite(traced, norm, node)
     traced.graph.lint()
     traced.recompile()
     return traced
+
+
+class _Tracer(fx.Tracer):
+    """Looks into every module but those that have a kernel of their own."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether the module stays one node of the graph."""
+        return isinstance(m, MixPool) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _replace(
+    graph: fx.Graph, node: fx.Node, function: Callable[..., object], weights: Iterable[str], *settings: object
+) -> None:
+    """Call a function on the module's input and weights instead of the module."""
+    with graph.inserting_before(node):
+        held = [graph.get_attr(f"{node.target}.{name}") for name in weights]
+        node.replace_all_uses_with(graph.call_function(function, (node.args[0], *held, *settings)))
+    graph.erase_node(node)
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    """A 3×3 convolution with stride 1 and padding 1."""
+    shape = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups
+    return shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and layer.bias is None and layer.padding_mode == "zeros"
 
 
 def _is_relu(module: fx.GraphModule, node: fx.Node) -> bool:

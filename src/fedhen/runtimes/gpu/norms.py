@@ -1,9 +1,7 @@
-"""Triton kernels of the GPU engine: GroupNorm with ReLU in one pass each way, and the whole update of a step in two."""
+"""GroupNorm with the ReLU behind it, and the sum before it, in one pass each way (Triton)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -48,10 +46,10 @@ def _norm_relu(
 
 @triton.jit
 def _norm_relu_backward(
-    dy, dtotal, x, weight, bias, mean, rstd, dx, dweight, dbias, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+    dy, dtotal, x, weight, bias, mean, rstd, dx, shares, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
     GROUPS: tl.constexpr, WIDTH: tl.constexpr, ADDS: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of one image and group: dx whole, and its share of dweight and dbias."""
+    """The gradients of one image and group: dx whole, and its shares of the weight's and the bias's."""
     program = tl.program_id(0)
     image, group = program // GROUPS, program % GROUPS
     p, c = tl.arange(0, P), tl.arange(0, C)
@@ -61,7 +59,7 @@ def _norm_relu_backward(
     middle, scale = tl.load(mean + program), tl.load(rstd + program)
     by_weight = tl.zeros([C], tl.float32)
     by_bias = tl.zeros([C], tl.float32)
-    for first in range(0, PIXELS, P):
+    for first in tl.static_range(0, PIXELS, P):
         inside = ((first + p)[:, None] < PIXELS) & (c[None, :] < WIDTH)
         at = start + (first + p)[:, None] * CHANNELS + c[None, :]
         normed = (tl.load(x + at, inside, 0.0).to(tl.float32) - middle) * scale
@@ -69,12 +67,12 @@ def _norm_relu_backward(
         grad = tl.where(normed * w[None, :] + b[None, :] > 0, grad, 0.0)
         by_weight += tl.sum(grad * normed, 0)
         by_bias += tl.sum(grad, 0)
-    mine = image * CHANNELS + group * WIDTH + c
-    tl.store(dweight + mine, by_weight, c < WIDTH)
-    tl.store(dbias + mine, by_bias, c < WIDTH)
+    mine = image * 2 * CHANNELS + group * WIDTH + c
+    tl.store(shares + mine, by_weight, c < WIDTH)
+    tl.store(shares + mine + CHANNELS, by_bias, c < WIDTH)
     many = PIXELS * WIDTH
     along_x, along_one = tl.sum(by_weight * w) / many, tl.sum(by_bias * w) / many
-    for first in range(0, PIXELS, P):
+    for first in tl.static_range(0, PIXELS, P):
         inside = ((first + p)[:, None] < PIXELS) & (c[None, :] < WIDTH)
         at = start + (first + p)[:, None] * CHANNELS + c[None, :]
         normed = (tl.load(x + at, inside, 0.0).to(tl.float32) - middle) * scale
@@ -84,6 +82,26 @@ def _norm_relu_backward(
         if ADDS:
             out += tl.load(dtotal + at, inside, 0.0).to(tl.float32)
         tl.store(dx + at, out.to(dx.dtype.element_ty), inside)
+
+
+@triton.jit
+def _sum_rows(rows, out, number, width, PARTS: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """The sum of the rows of a matrix, some columns of it."""
+    column = tl.program_id(0) * C + tl.arange(0, C)
+    total = tl.zeros([C], tl.float32)
+    for part in tl.static_range(PARTS):
+        row = part * R + tl.arange(0, R)
+        inside = (row[:, None] < number) & (column[None, :] < width)
+        total += tl.sum(tl.load(rows + row[:, None] * width + column[None, :], inside, 0.0), 0)
+    tl.store(out + column, total.to(out.dtype.element_ty), column < width)
+
+
+def sum_rows(rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The sum of the rows of a float32 matrix."""
+    number, width = rows.shape
+    out = rows.new_empty(width, dtype=dtype)
+    _sum_rows[(triton.cdiv(width, 32),)](rows, out, number, width, triton.cdiv(number, 64), 64, 32)
+    return out
 
 
 class _NormRelu(Function):
@@ -118,15 +136,17 @@ class _NormRelu(Function):
         pixels, width = x.shape[2] * x.shape[3], channels // ctx.groups
         dy = dy.contiguous(memory_format=torch.channels_last)
         dx = torch.empty_like(x)
-        parts = weight.new_empty((2, images, channels), dtype=torch.float32)
-        block = min(triton.next_power_of_2(pixels), max(1, 4096 // triton.next_power_of_2(width)))
+        shares = weight.new_empty((images, 2 * channels), dtype=torch.float32)
         if dtotal is not None:
             dtotal = dtotal.contiguous(memory_format=torch.channels_last)
+        column = triton.next_power_of_2(width)
+        numbers, warps = (LARGEST_GROUP, 16) if pixels * width > 16384 else (8192, 8)
+        block = min(triton.next_power_of_2(pixels), max(1, numbers // column))
         _norm_relu_backward[(images * ctx.groups,)](
-            dy, dy if dtotal is None else dtotal, x, weight, bias, mean, rstd, dx, parts[0], parts[1], channels, pixels,
-            ctx.groups, width, dtotal is not None, block, triton.next_power_of_2(width), num_warps=8,
+            dy, dy if dtotal is None else dtotal, x, weight, bias, mean, rstd, dx, shares, channels, pixels,
+            ctx.groups, width, dtotal is not None, block, column, num_warps=warps,
         )  # fmt: skip
-        dweight, dbias = parts.sum(1).to(weight.dtype).unbind()
+        dweight, dbias = sum_rows(shares).to(weight.dtype).view(2, channels).unbind()
         return dx, dx if ctx.adds else None, dweight, dbias, None, None
 
 
@@ -163,97 +183,3 @@ def add_norm_relu(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor, groups: in
 
 def _warps(numbers: int) -> int:
     return max(4, min(16, numbers // 2048))
-
-
-BLOCK = 8192
-
-
-@triton.jit
-def _corrected(w, g, offset, pull, at, inside, CORRECTS: tl.constexpr):
-    grad = tl.load(g + at, inside, 0.0).to(w.dtype.element_ty)
-    if CORRECTS:
-        grad += tl.load(offset + at, inside, 0.0) + pull * tl.load(w + at, inside, 0.0)
-    return grad
-
-
-@triton.jit
-def _squares(w, g, offset, settings, sums, size, CORRECTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of the squares of one block of the corrected gradient."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    grad = _corrected(w, g, offset, tl.load(settings + 2), at, at < size, CORRECTS)
-    tl.store(sums + tl.program_id(0), tl.sum(grad * grad))
-
-
-@triton.jit
-def _update(
-    w, low, g, offset, momenta, settings, sums, size, lowered, blocks,
-    CORRECTS: tl.constexpr, MOVES: tl.constexpr, BLOCK: tl.constexpr, SUMS: tl.constexpr,
-):  # fmt: skip
-    """Clip, decay, momentum and step of one block, and the lower-precision copy of the weights beside."""
-    lr, clip, decay = tl.load(settings), tl.load(settings + 1), tl.load(settings + 3)
-    part = tl.arange(0, SUMS)
-    norm = tl.sqrt(tl.sum(tl.load(sums + part, part < blocks, 0.0)))
-    # As torch.nn.utils.clip_grad_norm_ has it; a norm that is not a number makes weights that are none.
-    factor = clip / (norm + 1e-6)
-    factor = tl.where(factor > 1.0, 1.0, factor)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    grad = _corrected(w, g, offset, tl.load(settings + 2), at, inside, CORRECTS) * factor
-    value = tl.load(w + at, inside, 0.0)
-    grad += decay * value
-    if MOVES:
-        grad += tl.load(settings + 4) * tl.load(momenta + at, inside, 0.0)
-        tl.store(momenta + at, grad, inside)
-    value -= lr * grad
-    tl.store(w + at, value, inside)
-    tl.store(low + at, value.to(low.dtype.element_ty), inside & (at < lowered))
-
-
-@dataclass
-class State:
-    """What a device's steps read and write, as flat vectors in one order."""
-
-    weights: Tensor
-    low: Tensor
-    """The leading weights once more, in the precision of products."""
-    gradient: Tensor
-    settings: Tensor
-    """Learning rate, clip, pull, decay, momentum: on the device, so that a captured step follows them."""
-    offset: Tensor | None
-    """The correction's, where the local variant has one."""
-    momenta: Tensor | None
-    sums: Tensor
-    """Room for the blocks' sums of squares."""
-
-
-def update(state: State) -> None:
-    """One step of Alg. 2 on flat vectors: correction, clip, decay, momentum, step."""
-    size = len(state.weights)
-    blocks = triton.cdiv(size, BLOCK)
-    corrects, moves = state.offset is not None, state.momenta is not None
-    offset = state.weights if state.offset is None else state.offset
-    momenta = state.weights if state.momenta is None else state.momenta
-    _squares[(blocks,)](
-        state.weights, state.gradient, offset, state.settings, state.sums, size, corrects, BLOCK, num_warps=8
-    )
-    _update[(blocks,)](
-        state.weights, state.low, state.gradient, offset, momenta, state.settings, state.sums,
-        size, len(state.low), blocks, corrects, moves, BLOCK, triton.next_power_of_2(blocks), num_warps=8,
-    )  # fmt: skip
-
-
-def new_state(size: int, lowered: int, like: Tensor, corrects: bool, moves: bool) -> State:
-    """Zeros for that many weights, of which the leading `lowered` have a copy in bf16."""
-    zeros = partial(like.new_zeros, dtype=like.dtype)
-    return State(
-        weights=zeros(size),
-        low=like.new_zeros(lowered, dtype=torch.bfloat16),
-        gradient=zeros(size),
-        settings=zeros(len(SETTINGS)),
-        offset=zeros(size) if corrects else None,
-        momenta=zeros(size) if moves else None,
-        sums=zeros(triton.cdiv(size, BLOCK)),
-    )
-
-
-SETTINGS = ("lr", "clip", "pull", "decay", "momentum")

@@ -1,0 +1,1 @@
+"""The engine for one GPU: captured steps on streams side by side, and the kernels they are made of."""
