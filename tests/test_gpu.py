@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from families import two_exits
-from fedhen import schema, toml
+from fedhen import Family, schema, toml
 from fedhen.assembly import assemble
 from fedhen.data.batches import batch, visits
 from fedhen.data.dataset import Data, Normalisation
 from fedhen.experiment import Experiment
+from fedhen.params import Weights
 from fedhen.recipes import recipe_named
 
 pytestmark = [
@@ -19,32 +25,170 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+METHODS = ["fedhen", "noside", "decouple", "fedavg"]
+LOCALS = ["plain", "fedprox", "scaffold", "feddyn"]
 
-def experiment(accelerator: str, method: str, local: str) -> Experiment:
+
+def numbers(accelerator: str, method: str, local: str, engine: str = "fast", **settings: object) -> Experiment:
+    """A small fleet on random numbers in float64."""
     rng = np.random.default_rng(0)
     x, y = torch.from_numpy(rng.normal(size=(120, 6))), torch.from_numpy(rng.integers(0, 3, 120))
-    settings = {
+    chosen = {
         "method": method,
         "rounds": 3,
         "devices": {"number": 10, "active": 4},
         "model": {"family": "python"},
         "local": {"name": local},
         "training": {"epochs": 2, "batch_size": 4},
+        "runtime": {"engine": engine},
+        **settings,
     }
     data = Data(x[:80], y[:80], x[80:], y[80:], 3)
-    return assemble(schema.from_mapping(settings), data=data, family=two_exits(), accelerator=accelerator)
+    return assemble(schema.from_mapping(chosen), data=data, family=two_exits(), accelerator=accelerator)
 
 
-@pytest.mark.parametrize("local", ["plain", "fedprox", "scaffold", "feddyn"])
-@pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
+def digits(*settings: str, recipe: str = "digits") -> Experiment:
+    config = toml.with_settings(recipe_named(recipe), ["rounds=3", "evaluation.every=3", *settings])
+    return assemble(config, accelerator="cuda")
+
+
+def played(experiment: Experiment) -> Experiment:
+    for _ in experiment.play():
+        pass
+    return experiment
+
+
+def moved(weights: Weights, start: Weights) -> Tensor:
+    return torch.cat([(weights[n] - start[n]).double().reshape(-1) for n in weights])
+
+
+def apart(a: Experiment, b: Experiment) -> float:
+    """How far two runs' server models are from each other, in units of how far the first has moved."""
+    start = a.last_models.initial
+    found = [
+        float(
+            (moved(a.server[t], start[t]) - moved(b.server[t], start[t])).norm() / moved(a.server[t], start[t]).norm()
+        )
+        for t in a.server
+    ]
+    return max(found)
+
+
+@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("method", METHODS)
 def test_three_rounds_agree_with_the_cpu(method: str, local: str) -> None:
     """In float64, within 1e-9."""
-    cpu, gpu = (experiment(where, method, local) for where in ("cpu", "cuda"))
+    cpu, gpu = (numbers(*where) for where in (("cpu", method, local, "plain"), ("cuda", method, local)))
     for a, b in zip(cpu.play(), gpu.play(), strict=True):
         assert a.record["active"] == b.record["active"]
+        assert a.record["loss"] == pytest.approx(b.record["loss"], abs=1e-9)
+    assert gpu.devices.slots and not gpu.devices.refused  # type: ignore[attr-defined]
     for tier, weights in cpu.server.items():
         for name, tensor in weights.items():
             torch.testing.assert_close(gpu.server[tier][name].cpu(), tensor, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [
+        (["rounds=1", "training.epochs=1", "training.batch_size=70"], 1e-5),
+        (["rounds=1", "training.epochs=1"], 1e-4),
+        # With the recipe's rate of 0.1 rounding alone, 1 thread or 2, sets three rounds apart by a quarter.
+        (["training.lr=0.03"], 1e-3),
+    ],
+    ids=["one step", "one epoch", "three rounds"],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_engine_agrees_with_the_plain_runtime(method: str, settings: list[str], tolerance: float) -> None:
+    both = [f"method={method}", "runtime.precision=fp32", *settings]
+    assert apart(played(digits("runtime.engine=plain", *both)), played(digits(*both))) < tolerance
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["split.kind=dirichlet-by-class", "split.minimum=5", "training.batch_size=16"],
+        ["training.last_batch=drop", "training.batch_size=20"],
+        ["training.momentum=0.9", "training.lr=0.01"],
+        ["training.masked_loss=true"],
+        ["objective.distillation=0.1"],
+        *(["local.name=" + name] for name in LOCALS[1:]),
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_the_engine_agrees_in_every_setting(settings: list[str]) -> None:
+    both = ["runtime.precision=fp32", "rounds=1", *settings]
+    fast = played(digits(*both))
+    assert not fast.devices.refused  # type: ignore[attr-defined]
+    assert apart(played(digits("runtime.engine=plain", *both)), fast) < 1e-3
+
+
+def test_four_tiers_agree() -> None:
+    both = ["runtime.precision=fp32", "rounds=1"]
+    plain, fast = (played(digits(f"runtime.engine={name}", *both, recipe="digits-4")) for name in ("plain", "fast"))
+    assert apart(plain, fast) < 1e-3
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_lower_precisions_stay_near(precision: str) -> None:
+    both = ["rounds=1", "training.epochs=1", f"runtime.precision={precision}"]
+    assert apart(played(digits("runtime.engine=plain", *both)), played(digits(*both))) < 0.05
+
+
+class Own(nn.Module):
+    """A user's network; what it does beside its products is given."""
+
+    def __init__(self, deep: bool, beside: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.exit = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 10)
+        self.second = nn.Conv2d(8, 8, 3, padding=1) if deep else None
+        self.top = nn.Linear(8, 10) if deep else None
+        self.beside = beside
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = self.beside(torch.tanh(self.first(x)))
+        logits = [self.exit(x.amax((2, 3)))]
+        if self.second is not None and self.top is not None:
+            logits.append(self.top(F.gelu(self.second(x)).mean((2, 3))))
+        return logits
+
+
+def own(beside: Callable[[Tensor], Tensor], *settings: str) -> Experiment:
+    family = Family({"simple": lambda: Own(False, beside), "complex": lambda: Own(True, beside)})
+    config = toml.with_settings(
+        recipe_named("digits"), ["rounds=2", "evaluation.every=2", "runtime.precision=fp32", *settings]
+    )
+    return played(assemble(config, family=family, accelerator="cuda"))
+
+
+def test_a_family_of_ones_own_is_captured() -> None:
+    fast = own(torch.nn.Identity())
+    assert not fast.devices.refused  # type: ignore[attr-defined]
+    assert apart(own(torch.nn.Identity(), "runtime.engine=plain"), fast) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("beside", "reason"),
+    [
+        (lambda x: F.dropout(x, 0.2), "it draws random numbers"),
+        (lambda x: x * min(1.0, float(x.abs().sum()) + 1), "cannot be captured"),
+    ],
+    ids=["dropout", "a number read on the host"],
+)
+def test_what_cannot_be_captured_is_trained_plainly_and_said_once(
+    beside: Callable[[Tensor], Tensor], reason: str
+) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fast = own(beside)
+    told = [str(w.message) for w in said if "one device at a time" in str(w.message)]
+    assert len(told) == 2 and all(reason in line for line in told)
+    assert apart(own(beside, "runtime.engine=plain"), fast) < 1e-4
+
+
+def test_a_device_that_diverges_harms_no_other() -> None:
+    found = digits("training.lr=1e30", "training.clip=1e30", "runtime.precision=fp32", "rounds=1")
+    assert [len(s.record["dropped"]) for s in found.play()] == [6]
 
 
 def test_images_lie_on_the_gpu_and_are_prepared_there_as_on_the_cpu() -> None:
@@ -61,7 +205,8 @@ def test_images_lie_on_the_gpu_and_are_prepared_there_as_on_the_cpu() -> None:
         assert torch.equal(v.cpu(), y)
 
 
-def test_the_digits_learn_on_a_gpu() -> None:
-    config = toml.with_settings(recipe_named("digits"), ["rounds=15"])
+@pytest.mark.parametrize("engine", ["plain", "fast"])
+def test_the_digits_learn_on_a_gpu(engine: str) -> None:
+    config = toml.with_settings(recipe_named("digits"), ["rounds=15", f"runtime.engine={engine}"])
     records = [step.record for step in assemble(config, accelerator="cuda").play()]
     assert records[-1]["accuracy"]["server"]["simple"] > 0.75

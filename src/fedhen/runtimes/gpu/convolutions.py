@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from fedhen.runtimes.gpu.norms import sum_rows
 
-PROGRAMS = 132
-"""About as many parts a weight gradient is split into: one for each multiprocessor of an H100 or H200."""
+PROGRAMS = 66
+"""About as many parts a weight gradient is split into: half a chip's, for several devices train at once."""
 COLUMN = 32
 """The first layer's products have this many factors, the last ones zeros."""
 
@@ -61,7 +61,7 @@ def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     parts = triton.cdiv(pixels, chunk)
     shares = x.new_empty((parts, kernels * 9 * channels), dtype=x.dtype if parts == 1 else torch.float32)
     _weight_gradient[(tiles, parts)](
-        dy, x, shares, pixels, chunk, height, width, channels, kernels, 64, bk, 64, num_warps=4, num_stages=3
+        dy, x, shares, pixels, chunk, height, width, channels, kernels, 64, bk, 64, num_warps=4, num_stages=4
     )
     whole = shares if parts == 1 else sum_rows(shares, x.dtype)
     return whole.view(kernels, 3, 3, channels).permute(0, 3, 1, 2)
@@ -89,7 +89,8 @@ def conv3x3(x: Tensor, weight: Tensor) -> Tensor:
     """A 3×3 convolution with stride 1 and padding 1."""
     kernels, channels = weight.shape[:2]
     low = x.is_cuda and x.dtype == weight.dtype == torch.bfloat16
-    if not low or kernels % 64 or channels % 64 or not x.requires_grad:
+    # Measured on an H200: 14, 16 and 12 µs instead of 21, 19 and 14 with 64, 128 and 512 channels; with 256 slower.
+    if not low or kernels % 64 or channels % 64 or channels == 256 or not x.requires_grad:
         return functional.conv2d(x, weight, padding=1)
     x = x.contiguous(memory_format=torch.channels_last)
     y: Tensor = _Conv3x3.apply(x, weight)  # type: ignore[no-untyped-call]

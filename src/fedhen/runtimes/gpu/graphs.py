@@ -119,6 +119,7 @@ class Slot:
         self.stream = torch.cuda.Stream(priority=-1 if deepest else 0)
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.tables: dict[int, Tensor] = {}
         plain.module(tier)
         module = fleet.family.build(tier).to(fleet.data.x.device).train()
         learned = fleet.holdings[tier].learned
@@ -127,7 +128,7 @@ class Slot:
         self.layout: Layout = layout_of(module, learned, lower=fleet.precision.name == "bf16")
         like = next(p for n, p in module.named_parameters() if n in learned)
         moves = fleet.config.training.momentum != 0
-        self.state = updates.new_state(self.layout.size, self.layout.lowered, like, fleet.local is not PLAIN, moves)
+        self.state = updates.new_state(self.layout, like, fleet.local is not PLAIN, moves)
         self.leaves = self.adopt(module)
         self.raw, self.module = module, fused(module)
         self.own = [b for _, b in module.named_buffers()]
@@ -174,20 +175,21 @@ class Slot:
         torch.cuda.synchronize()
         # The usual size is worth a search for its fastest convolutions; a short batch is not.
         torch.backends.cudnn.benchmark = size == self.fleet.config.training.batch_size
-        graph = torch.cuda.CUDAGraph()
+        graph, table = torch.cuda.CUDAGraph(), torch.zeros_like(state.begins, dtype=torch.int64)
         try:
             with torch.cuda.stream(self.stream):
                 if tried:
                     self.refuse_what_differs(size)
                 for _ in range(2):
                     self.begin.zero_()
-                    self.step(size)
+                    self.step(size, table)
                 self.stream.synchronize()
                 graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
                 try:
-                    self.step(size)
+                    addresses = self.step(size, table)
                 finally:
                     graph.capture_end()
+                table.copy_(addresses)
         except CannotCapture:
             raise
         except Exception as error:
@@ -197,7 +199,7 @@ class Slot:
             torch.cuda.synchronize()
             for t, copy in zip(kept, copies, strict=True):
                 t.copy_(copy)
-        self.graphs[size] = graph
+        self.graphs[size], self.tables[size] = graph, table
 
     def refuse_what_differs(self, size: int) -> None:
         """A module that draws random numbers, or makes its exits one by one, would not do the same in a graph."""
@@ -215,25 +217,28 @@ class Slot:
         x = self.x.index_select(0, at)
         return x.permute(0, 3, 1, 2) if x.dim() == 4 else x
 
-    def step(self, size: int) -> None:
-        """One step of Alg. 2 on the next batch."""
+    def step(self, size: int, table: Tensor) -> Tensor:
+        """One step of Alg. 2 on the next batch; returns what `table` must hold: where its gradients lie."""
         at = self.begin + torch.arange(size, device=self.begin.device)
         with self.fleet.precision.autocast():
             loss = self.fleet.objectives[self.tier](self.seen(self.module(self.inputs(at))), self.y.index_select(0, at))
-        gradients = torch.autograd.grad(loss, self.leaves)
-        for kind in {g.dtype for g in gradients}:
-            some = [(n, g) for n, g in zip(self.layout.shapes, gradients, strict=True) if g.dtype == kind]
-            torch._foreach_copy_([self.room_for(g, n) for n, g in some], [g for _, g in some])
-        updates.update(self.state)
+        found = torch.autograd.grad(loss, self.leaves)
+        # Held until the update has been launched, or captured: it reads them by their addresses.
+        gradients = {n: self.laid(n, g) for n, g in zip(self.layout.shapes, found, strict=True)}
+        addresses = torch.tensor(updates.addresses(self.layout, gradients))
+        if not torch.cuda.is_current_stream_capturing():
+            table.copy_(addresses)
+        updates.update(self.state, table)
         self.loss += loss.detach()
         self.begin += size
+        return addresses
 
-    def room_for(self, gradient: Tensor, name: str) -> Tensor:
-        """A weight's part of the flat gradient, in the gradient's own strides where these are another word for it."""
-        room = self.layout.view(self.state.gradient, name)
-        if all(a == b for a, b, n in zip(room.stride(), gradient.stride(), room.shape, strict=True) if n > 1):
-            return room.as_strided(gradient.shape, gradient.stride(), room.storage_offset())
-        return room
+    def laid(self, name: str, gradient: Tensor) -> Tensor:
+        """A gradient that lies in memory as its weight does."""
+        like = self.layout.view(self.state.weights, name)
+        if all(a == b for a, b, n in zip(like.stride(), gradient.stride(), like.shape, strict=True) if n > 1):
+            return gradient
+        return torch.empty_strided(like.shape, like.stride(), dtype=gradient.dtype, device=like.device).copy_(gradient)
 
     def seen(self, logits: Sequence[Tensor]) -> Sequence[Tensor]:
         """What of the logits the objective sees: see `PlainDevices.view`."""
