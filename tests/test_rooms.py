@@ -33,6 +33,7 @@ ROOMS = [
     "runtimes",
     "experiment",
     "assembly",
+    "bench",
     "reports",
     "progress",
     "api",

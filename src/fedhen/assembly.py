@@ -109,7 +109,7 @@ def to_score(module: nn.Module, config: Config) -> nn.Module:
         return module
     from fedhen.runtimes.gpu.fusing import fused
 
-    return fused(module.eval().to(memory_format=torch.channels_last))
+    return fused(module.eval().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
 def nothing_remembered(server: Server, held: Mapping[str, Holding], local: Local) -> Server:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fedhen.cli import data, paper, reading, training
+from fedhen.cli import bench, data, paper, reading, training
 from fedhen.errors import UserError
 from fedhen.version import VERSION
 
@@ -43,6 +43,7 @@ def parser() -> Parser:
     reading.add_commands(commands)
     data.add_commands(commands)
     paper.add_commands(commands)
+    bench.add_commands(commands)
     return top
 
 

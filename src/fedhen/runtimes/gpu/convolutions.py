@@ -93,7 +93,7 @@ def conv3x3(x: Tensor, weight: Tensor) -> Tensor:
     if not low or kernels % 64 or channels % 64 or channels == 256 or not x.requires_grad:
         return functional.conv2d(x, weight, padding=1)
     x = x.contiguous(memory_format=torch.channels_last)
-    y: Tensor = _Conv3x3.apply(x, weight)  # type: ignore[no-untyped-call]
+    y: Tensor = _Conv3x3.apply(x, weight)
     return y
 
 
@@ -137,5 +137,5 @@ def stem(x: Tensor, weight: Tensor) -> Tensor:
     if not low or x.requires_grad or 9 * x.shape[1] > COLUMN:
         return functional.conv2d(x, weight, padding=1)
     x = x.contiguous(memory_format=torch.channels_last)
-    y: Tensor = _Stem.apply(x, weight)  # type: ignore[no-untyped-call]
+    y: Tensor = _Stem.apply(x, weight)
     return y

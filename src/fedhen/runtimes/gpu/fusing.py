@@ -46,7 +46,7 @@ class _Tracer(fx.Tracer):
 
 
 def _replace(
-    graph: fx.Graph, node: fx.Node, function: Callable[..., object], weights: Iterable[str], *settings: object
+    graph: fx.Graph, node: fx.Node, function: Callable[..., object], weights: Iterable[str], *settings: int
 ) -> None:
     """Call a function on the module's input and weights instead of the module."""
     with graph.inserting_before(node):

@@ -60,7 +60,7 @@ class GraphDevices:
 
     def waves(self, by_tier: Mapping[str, list[int]]) -> Iterator[list[tuple[int, Slot]]]:
         """The devices with their slots, a wave after the other; deep tiers first, since their streams take longest."""
-        order = [tier for tier in reversed(self.plain.fleet.holdings) if tier in by_tier]
+        order = [tier for tier in reversed(list(self.plain.fleet.holdings)) if tier in by_tier]
         for first in range(0, max(map(len, by_tier.values()), default=0), SLOTS):
             wave = []
             for tier in order:

@@ -167,7 +167,7 @@ def norm_relu(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) 
     if not fits(x, weight, groups):
         return torch.relu(torch.nn.functional.group_norm(x, groups, weight, bias, eps))
     x = x.contiguous(memory_format=torch.channels_last)
-    y: Tensor = _NormRelu.apply(x, None, weight, bias, groups, eps)  # type: ignore[no-untyped-call]
+    y: Tensor = _NormRelu.apply(x, None, weight, bias, groups, eps)
     return y
 
 
@@ -177,7 +177,7 @@ def add_norm_relu(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor, groups: in
         total = a + b
         return total, norm_relu(total, weight, bias, groups, eps)
     a, b = (t.contiguous(memory_format=torch.channels_last) for t in (a, b))
-    both: tuple[Tensor, Tensor] = _NormRelu.apply(a, b, weight, bias, groups, eps)  # type: ignore[no-untyped-call]
+    both: tuple[Tensor, Tensor] = _NormRelu.apply(a, b, weight, bias, groups, eps)
     return both
 
 

@@ -90,5 +90,5 @@ def mix_pool(x: Tensor, alpha: Tensor, kernel: int) -> Tensor:
     if not (square and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16)):
         return mixed(x, alpha, kernel)
     x = x.contiguous(memory_format=torch.channels_last)
-    y: Tensor = _MixPool.apply(x, alpha, kernel)  # type: ignore[no-untyped-call]
+    y: Tensor = _MixPool.apply(x, alpha, kernel)
     return y
