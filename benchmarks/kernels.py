@@ -1,0 +1,93 @@
+"""Where a local step's time goes on a GPU, by class of kernel: the plain loop beside the engine.
+
+    python benchmarks/kernels.py [RECIPE]
+
+Random images stand in for data that is not on the machine. Times are those of single kernels, one after the other.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from fedhen.assembly import assemble
+from fedhen.bench import Ask, load, with_runtime
+from fedhen.experiment import Experiment
+from fedhen.recipes import recipe_named
+from fedhen.rounds import Sent
+from fedhen.runtimes.gpu.graphs import GraphDevices
+
+CLASSES = {
+    "update": r"multi_tensor|_update|_squares|_clip",
+    "norm and ReLU": r"_norm_relu|[Gg]roup_?[Nn]orm|RowwiseMoments|GammaBeta|ComputeInternal|Compute1d|clamp|threshold",
+    "convolution, linear": r"xmma|cutlass|conv|gemm|dgrad|wgrad|_weight_gradient|_columns|nhwc|nchw|Padding|splitK",
+    "pooling": r"pool",
+    "sums of parts": r"_sum_rows",
+    "everything else": r"",
+}
+
+
+def kind(name: str) -> str:
+    """The class of a kernel."""
+    return next(label for label, pattern in CLASSES.items() if re.search(pattern, name))
+
+
+def by_class(work: Callable[[], int]) -> tuple[dict[str, float], dict[str, float]]:
+    """Microseconds and launches of each class, a step; the work says how many steps it was."""
+    work()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        steps = work()
+        torch.cuda.synchronize()
+    times, launches = (defaultdict[str, float](float) for _ in range(2))
+    for event in found.events() or ():
+        if event.device_type.name == "CUDA":
+            times[kind(event.name)] += event.device_time / steps
+            launches[kind(event.name)] += 1 / steps
+    return times, launches
+
+
+def one_device(experiment: Experiment, tier: str) -> Callable[[], int]:
+    """The training of one device of a tier."""
+    device = experiment.tier_of.index(tier)
+    devices = experiment.devices
+    plain = devices.plain if isinstance(devices, GraphDevices) else devices
+    sent = Sent(experiment.server, experiment.memories.mean)
+
+    def work() -> int:
+        list(devices.train(1, sent, [device]))
+        return len(plain.plan(1, device).ends)  # type: ignore[attr-defined]
+
+    return work
+
+
+def main() -> None:
+    """Print the table."""
+    config = recipe_named(sys.argv[1] if len(sys.argv) > 1 else "cifar10-iid")
+    data, _ = load(Ask(config, 1))
+    loops = {
+        name: assemble(with_runtime(config, engine, precision), data=data, accelerator="cuda")
+        for name, engine, precision in (
+            ("plain tf32", "plain", "tf32"),
+            ("plain bf16", "plain", "bf16"),
+            ("fast bf16", "fast", "bf16"),
+        )
+    }
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; microseconds (launches) a step")
+    for tier in config.tiers:
+        found = {name: by_class(one_device(experiment, tier)) for name, experiment in loops.items()}
+        print(f"\n{tier:22}" + "".join(f"{name:>20}" for name in found))
+        for label in CLASSES:
+            cells = [f"{times[label]:.0f} ({launches[label]:.0f})" for times, launches in found.values()]
+            print(f"{label:22}" + "".join(f"{cell:>20}" for cell in cells))
+        sums = [f"{sum(times.values()):.0f} ({sum(launches.values()):.0f})" for times, launches in found.values()]
+        print(f"{'all':22}" + "".join(f"{cell:>20}" for cell in sums))
+
+
+if __name__ == "__main__":
+    main()
