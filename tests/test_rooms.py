@@ -18,6 +18,8 @@ ROOMS = [
     "toml",
     "recipes",
     "params",
+    "fixed_point",
+    "shelf",
     "seeds",
     "precision",
     "data",

@@ -49,7 +49,9 @@ class Trained:
         family, held = self.experiment.family, self.experiment.holdings
         if tier not in held:
             raise unknown("tier", tier, held)
-        return ready_module(family, tier, self.experiment.models()[_kind(kind)][tier], held[tier].exits)
+        return ready_module(
+            family, tier, self.experiment.models()[_kind(kind, self.experiment.config)][tier], held[tier].exits
+        )
 
 
 def train(
@@ -98,7 +100,7 @@ def load(run: PathLike, tier: str, kind: str = "server", *, family: Family | Non
     config = toml.read_toml(_checked(folder))
     if tier not in config.tiers:
         raise unknown("tier", tier, config.tiers)
-    saved = read_model(folder, _kind(kind), tier)
+    saved = read_model(folder, _kind(kind, config), tier)
     family = family or assembly.family_named(config, saved.inputs, saved.classes)
     return ready_module(family, tier, saved.weights, saved.exits)
 
@@ -118,8 +120,8 @@ def evaluate(
     family = family or assembly.family_named(config, data.shape, data.classes)
     data = data.to(environment.accelerator(accelerator, config.runtime))
     batch_size = config.evaluation.batch_size
-    scores: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
-    for kind in KINDS:
+    scores: dict[str, dict[str, float]] = {kind: {} for kind in KINDS if config.evaluation.devices or kind == "server"}
+    for kind in scores:
         for tier in config.tiers:
             saved = read_model(folder, kind, tier)
             module = ready_module(family, tier, saved.weights, saved.exits).to(data.x.device)
@@ -148,7 +150,9 @@ def _data_named(config: configuration.Config, data_dir: PathLike | None) -> Data
     return sources.load(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
 
 
-def _kind(kind: str) -> str:
+def _kind(kind: str, config: configuration.Config) -> str:
     if kind not in KINDS:
         raise unknown("kind of model", kind, KINDS)
+    if kind == "devices" and not config.evaluation.devices:
+        raise UserError("the run kept no average of all devices (evaluation.devices = false): ask for kind 'server'")
     return kind

@@ -19,14 +19,15 @@ from fedhen.data import partitions, sources
 from fedhen.data.dataset import Data, Index
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError, unknown
-from fedhen.evaluation import LastModels
+from fedhen.evaluation import LastModels, NothingKept
 from fedhen.experiment import Experiment
 from fedhen.models.nesting import Family
 from fedhen.models.preact_resnet import Shape, preact_resnet
-from fedhen.params import select
+from fedhen.params import select, size
 from fedhen.precision import precision_named
 from fedhen.rounds import Activate, Devices, sampling
 from fedhen.runtimes.plain import Fleet, PlainDevices
+from fedhen.shelf import Shelf, shelves
 
 
 def assemble(
@@ -72,6 +73,10 @@ def assemble(
     omega = shares([len(shard) for shard in data.shards], tier_of, method.pools(tiers))
     precision = precision_named(config.runtime.precision, where)
     fleet = Fleet(config, family, data, tier_of, held, objectives, local, omega, precision)
+    forgotten = nothing_remembered(server, held, local)
+    kept = [server, forgotten] if config.evaluation.devices else [forgotten]
+    sizes = config.tier_sizes()
+    shelf = shelves(config.runtime, where, sum(sizes[tier] * size(each[tier]) for each in kept for tier in tiers))
     return Experiment(
         config=config,
         method=method,
@@ -82,17 +87,17 @@ def assemble(
         local=local,
         activate=activate or sampling(config.devices, config.seed),
         server=server,
-        memories=Memories(nothing_remembered(server, held, local), config.tier_sizes()),
-        last_models=LastModels(server, tier_of),
+        memories=Memories(forgotten, sizes),
+        last_models=LastModels(server, tier_of, shelf()) if config.evaluation.devices else NothingKept(),
         precision=precision,
-        devices=devices_of(fleet),
+        devices=devices_of(fleet, shelf()),
         modules={tier: family.build(tier).to(where) for tier in tiers},
     )
 
 
-def devices_of(fleet: Fleet) -> Devices:
+def devices_of(fleet: Fleet, memory: Shelf) -> Devices:
     """Who trains the fleet's devices: the engine that is configured."""
-    plain = PlainDevices(fleet)
+    plain = PlainDevices(fleet, memory)
     return plain
 
 

@@ -18,7 +18,7 @@ from fedhen.algorithm.methods import Method
 from fedhen.config import Config
 from fedhen.data.dataset import Data
 from fedhen.errors import UserError
-from fedhen.evaluation import LastModels, scored
+from fedhen.evaluation import NothingKept, scored
 from fedhen.model_files import save_models
 from fedhen.models.nesting import Family, load_weights
 from fedhen.params import Weights, count, distance, size
@@ -41,7 +41,7 @@ class Experiment:
     activate: Activate
     server: Server
     memories: Memories
-    last_models: LastModels
+    last_models: NothingKept
     precision: Precision
     devices: Devices
     modules: dict[str, nn.Module]
@@ -59,7 +59,10 @@ class Experiment:
             scores = self.scores() if self.is_evaluated(done.number) else {}
             ended = time.perf_counter()
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
-            yield Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()})
+            step = Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()})
+            # The devices' updates need not outlive the round: the next one brings as many.
+            del done
+            yield step
             began = time.perf_counter()
 
     def checked_active(self, number: int, losses: Mapping[int, float]) -> list[int]:
@@ -76,11 +79,8 @@ class Experiment:
         return number % self.config.evaluation.every == 0 or number == self.config.rounds
 
     def models(self) -> dict[str, Server]:
-        """The models that are scored and saved: the server's, and the average of all devices' last ones."""
-        return {
-            "server": self.server,
-            "devices": {tier: self.last_models.average(tier) for tier in self.server},
-        }
+        """The models that are scored and saved: the server's, and, if kept, the average of all devices' last ones."""
+        return {"server": self.server, **self.last_models.models()}
 
     def scores(self) -> dict[str, Any]:
         """Accuracy of every model, and R(w_s, w_c) of the server's."""

@@ -82,7 +82,11 @@ def rounds(
         server = merge(server, kept, rules.method.pools, rules.server)
         memories = memories.after(kept, rules.method.pools, rules.local)
         losses.update({update.device: update.loss for update in kept})
-        yield Round(number, active, kept, dropped, server, memories)
+        done = Round(number, active, kept, dropped, server, memories)
+        # What the active devices sent back need not outlive the round: the next one brings as much.
+        del updates, kept
+        yield done
+        del done
 
 
 def sampling(devices: DevicesConfig, seed: int) -> Activate:

@@ -45,7 +45,9 @@ def add_commands(commands: Any) -> None:
     )
     paper.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: DIR/paper)")
     paper.add_argument(
-        "--of", choices=KINDS, default=KINDS[0], help="whose models: all devices' average, or the server's"
+        "--of",
+        choices=KINDS,
+        help="whose models: all devices' average (default, where all runs keep it), or the server's",
     )
     paper.add_argument("--run", action="store_true", dest="train", help="run what is missing, into --runs")
     paper.add_argument("--only", metavar="R,R", help=f"with --run, only these: {', '.join(_experiments())}")

@@ -25,7 +25,7 @@ from fedhen.errors import UserError
 from fedhen.folders import claim, claim_fresh
 from fedhen.progress import display
 from fedhen.recipes import centralised
-from fedhen.records import read_run
+from fedhen.records import read_run, reported
 from fedhen.reports import write_report
 
 PAPERS_METHODS = ("fedhen", "noside", "decouple")
@@ -202,6 +202,8 @@ def train_below(jobs: Sequence[Job], options: argparse.Namespace, name: str) -> 
 
 def _result(folder: Path) -> str:
     summary = read_run(folder).summary or {}
-    lines = [f"{tier:10} {100 * x:.1f} % of the test set" for tier, x in summary["final"]["devices"].items()]
+    kind = reported(summary["final"])
+    whose = ", server's model" if kind == "server" else ""
+    lines = [f"{tier:10} {100 * x:.1f} % of the test set{whose}" for tier, x in summary["final"][kind].items()]
     dropped = [f"{summary['dropped']} devices were dropped for weights that are not finite"] * bool(summary["dropped"])
     return "\n".join([*lines, *dropped, f"run: {folder}"])
