@@ -65,11 +65,13 @@ def test_rows_are_kept_only_for_devices_that_have_trained() -> None:
 def test_ten_thousand_devices_keep_no_more_tensors_than_a_hundred() -> None:
     """Live elements of all tensors after three rounds of the same number of active devices."""
 
-    def alive(devices: int) -> int:
+    def alive(devices: int) -> float:
         run = experiment(devices)
         steps = list(run.play())
         gc.collect()
-        found = sum(t.numel() for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and t.device.type == "cpu")
+        found: float = sum(
+            t.numel() for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and t.device.type == "cpu"
+        )
         assert len(steps) == 3
         return found
 

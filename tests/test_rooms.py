@@ -18,6 +18,7 @@ ROOMS = [
     "toml",
     "recipes",
     "params",
+    "ranks",
     "fixed_point",
     "shelf",
     "seeds",

@@ -25,6 +25,7 @@ from fedhen.models.nesting import Family
 from fedhen.records import CONFIG, KINDS, read_run
 from fedhen.reports import write_report
 from fedhen.rounds import Activate
+from fedhen.runtimes import process_group
 
 PathLike = str | os.PathLike[str]
 
@@ -50,7 +51,7 @@ class Trained:
         if tier not in held:
             raise unknown("tier", tier, held)
         return ready_module(
-            family, tier, self.experiment.models()[_kind(kind, self.experiment.config)][tier], held[tier].exits
+            family, tier, self.experiment.reported[_kind(kind, self.experiment.config)][tier], held[tier].exits
         )
 
 
@@ -82,12 +83,13 @@ def train(
     )
     own = schema.from_mapping(chosen.settings(own), own)
     config = chosen.restricted(schema.from_mapping({**settings, "method": chosen.name}, own))
+    ranks = process_group.join(environment.device_named(accelerator))
     experiment = assembly.assemble(
-        config, data=data, family=family, method=chosen, activate=activate, accelerator=accelerator
+        config, data=data, family=family, method=chosen, activate=activate, accelerator=accelerator, ranks=ranks
     )
     if out is None:
         return Trained(experiment, [step.record for step in experiment.play()], None)
-    (folder,) = claim(Path(out), [""], force)
+    folder = Path(ranks.first(lambda: str(claim(Path(out), [""], force)[0])))
     return Trained(experiment, [step.record for step in experiments.play_into(folder, experiment)], folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from zlib import crc32
 
 import torch
 
@@ -23,10 +24,12 @@ from fedhen.evaluation import LastModels, NothingKept
 from fedhen.experiment import Experiment
 from fedhen.models.nesting import Family
 from fedhen.models.preact_resnet import Shape, preact_resnet
-from fedhen.params import select, size
+from fedhen.params import pack, select, size
 from fedhen.precision import precision_named
+from fedhen.ranks import ALONE, Ranks
 from fedhen.rounds import Activate, Devices, sampling
 from fedhen.runtimes.plain import Fleet, PlainDevices
+from fedhen.runtimes.shared import SharedDevices
 from fedhen.shelf import Shelf, shelves
 
 
@@ -39,6 +42,7 @@ def assemble(
     activate: Activate | None = None,
     accelerator: str = "auto",
     data_dir: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> Experiment:
     """Make a configuration runnable; what is not given is what it names."""
     where = environment.accelerator(accelerator, config.runtime)
@@ -76,6 +80,7 @@ def assemble(
     forgotten = nothing_remembered(server, held, local)
     kept = [server, forgotten] if config.evaluation.devices else [forgotten]
     sizes = config.tier_sizes()
+    check_alike(config, data, server, ranks)
     shelf = shelves(config.runtime, where, sum(sizes[tier] * size(each[tier]) for each in kept for tier in tiers))
     return Experiment(
         config=config,
@@ -88,17 +93,31 @@ def assemble(
         activate=activate or sampling(config.devices, config.seed),
         server=server,
         memories=Memories(forgotten, sizes),
-        last_models=LastModels(server, tier_of, shelf()) if config.evaluation.devices else NothingKept(),
+        last_models=LastModels(server, tier_of, shelf(), ranks) if config.evaluation.devices else NothingKept(),
         precision=precision,
-        devices=devices_of(fleet, shelf()),
+        devices=devices_of(fleet, shelf(), ranks),
         modules={tier: family.build(tier).to(where) for tier in tiers},
+        ranks=ranks,
     )
 
 
-def devices_of(fleet: Fleet, memory: Shelf) -> Devices:
-    """Who trains the fleet's devices: the engine that is configured."""
+def devices_of(fleet: Fleet, memory: Shelf, ranks: Ranks) -> Devices:
+    """Who trains the fleet's devices: the engine that is configured, on every rank."""
     plain = PlainDevices(fleet, memory)
-    return plain
+    return plain if ranks.number == 1 else SharedDevices(plain, fleet, memory, ranks)
+
+
+def check_alike(config: Config, data: Data, server: Server, ranks: Ranks) -> None:
+    """Refuse ranks that were not given the same, as where a script draws its data without a seed."""
+    if ranks.number == 1:
+        return
+    seen = crc32(repr(config).encode())
+    for tensor in (data.y, data.x[:100], data.x_test[:100], data.y_test, *(pack(w) for w in server.values())):
+        seen = crc32(tensor.cpu().contiguous().view(torch.uint8).numpy().data, seen)
+    for shard in data.shards:
+        seen = crc32(shard.data, seen)
+    if len(set(ranks.gather(seen))) > 1:
+        raise UserError("the ranks have different settings, data or models: seed all that your script draws")
 
 
 def nothing_remembered(server: Server, held: Mapping[str, Holding], local: Local) -> Server:
@@ -128,6 +147,7 @@ class Assembler:
 
     accelerator: str = "auto"
     data_dir: Path | None = None
+    ranks: Ranks = ALONE
     loaded: list[tuple[DataConfig, int, Data]] = field(default_factory=list)
 
     def __call__(self, config: Config) -> Experiment:
@@ -139,7 +159,7 @@ class Assembler:
             where = environment.accelerator(self.accelerator, config.runtime)
             data = sources.load(config.data, data_root(self.data_dir), config.seed).to(where)
             self.loaded.append((config.data, seed, data))
-        return assemble(config, data=data, accelerator=self.accelerator)
+        return assemble(config, data=data, accelerator=self.accelerator, ranks=self.ranks)
 
 
 def deal(data: Data, split: SplitConfig, devices: int, seed: int) -> list[Index]:

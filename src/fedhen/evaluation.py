@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedhen.algorithm.merging import Server, Update
 from fedhen.data.dataset import Data
 from fedhen.fixed_point import FixedPoint
 from fedhen.params import Weights, pack, unpack
 from fedhen.precision import FULL, Precision
+from fedhen.ranks import ALONE, Ranks
 from fedhen.shelf import Shelf
 
 
@@ -50,7 +51,7 @@ class NothingKept:
     def __init__(self) -> None:
         self.rows = Shelf()
 
-    def take(self, updates: Iterable[Update]) -> None:
+    def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
         """Keep nothing."""
 
     def models(self) -> dict[str, Server]:
@@ -65,33 +66,44 @@ class LastModels(NothingKept):
     running sum of whole numbers is exact: no rounding piles up over the rounds, and no order shows.
     """
 
-    def __init__(self, initial: Server, tier_of: Sequence[str], rows: Shelf | None = None) -> None:
-        self.initial = initial
+    def __init__(
+        self, initial: Server, tier_of: Sequence[str], rows: Shelf | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        self.initial, self.ranks = initial, ranks
         self.tier_of = tier_of
         self.rows = Shelf() if rows is None else rows
         sizes = Counter(tier_of)
         self.fixed = {tier: FixedPoint(weights, sizes[tier]) for tier, weights in initial.items()}
         self.start = {tier: self.fixed[tier].of(pack(weights)) for tier, weights in initial.items()}
-        self.moved: dict[str, Tensor] = {}
-        """Of each tier that has trained, by how much its devices' models differ from the initial one, all together."""
+        self.moved = {tier: torch.zeros_like(start) for tier, start in self.start.items()}
+        """By how much the models of the devices that this rank has rows of differ from the initial one, together."""
+        self.trained: set[str] = set()
+        """The tiers of which some device has trained, on whatever rank."""
 
-    def take(self, updates: Iterable[Update]) -> None:
-        """Remember a round's trained models; a device that was left out keeps its old row."""
-        for update in updates:
-            device, tier = update.device, update.tier
-            vector = pack({name: update.weights[name] for name in self.initial[tier]})
-            fixed = self.fixed[tier].of
-            before = fixed(self.rows.vector(device)) if device in self.rows else self.start[tier]
-            step = fixed(vector) - before
-            self.moved[tier] = self.moved[tier].add_(step) if tier in self.moved else step
-            self.rows.put(device, vector, self.initial[tier])
+    def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
+        """Remember a round's trained models; a device that was left out keeps its old row.
+
+        `trained` are the devices of all ranks that have a new model: what this rank has of another's is out of date.
+        """
+        own = {update.device: update for update in updates}
+        for device in {*own, *trained}:
+            tier = self.tier_of[device]
+            self.trained.add(tier)
+            if device in self.rows:
+                self.moved[tier] -= self.fixed[tier].of(self.rows.vector(device)) - self.start[tier]
+            if device in own:
+                vector = pack({name: own[device].weights[name] for name in self.initial[tier]})
+                self.moved[tier] += self.fixed[tier].of(vector) - self.start[tier]
+                self.rows.put(device, vector, self.initial[tier])
+            elif device in self.rows:
+                del self.rows[device]
 
     def average(self, tier: str) -> Weights:
         """The reported model of a tier."""
-        if tier not in self.moved:
+        if tier not in self.trained:
             return self.initial[tier]
-        fixed = self.fixed[tier]
-        return unpack(fixed.mean(self.start[tier] * fixed.devices + self.moved[tier]), self.initial[tier])
+        fixed, moved = self.fixed[tier], self.ranks.total(self.moved[tier])
+        return unpack(fixed.mean(self.start[tier] * fixed.devices + moved), self.initial[tier])
 
     def models(self) -> dict[str, Server]:
         """The reported models, as one more kind beside the server's."""
