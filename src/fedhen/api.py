@@ -25,6 +25,7 @@ from fedhen.models.nesting import Family
 from fedhen.records import CONFIG, KINDS, read_run
 from fedhen.reports import write_report
 from fedhen.rounds import Activate
+from fedhen.runtimes import process_group
 
 PathLike = str | os.PathLike[str]
 
@@ -49,7 +50,9 @@ class Trained:
         family, held = self.experiment.family, self.experiment.holdings
         if tier not in held:
             raise unknown("tier", tier, held)
-        return ready_module(family, tier, self.experiment.models()[_kind(kind)][tier], held[tier].exits)
+        return ready_module(
+            family, tier, self.experiment.reported[_kind(kind, self.experiment.config)][tier], held[tier].exits
+        )
 
 
 def train(
@@ -80,12 +83,13 @@ def train(
     )
     own = schema.from_mapping(chosen.settings(own), own)
     config = chosen.restricted(schema.from_mapping({**settings, "method": chosen.name}, own))
+    ranks = process_group.join(environment.device_named(accelerator))
     experiment = assembly.assemble(
-        config, data=data, family=family, method=chosen, activate=activate, accelerator=accelerator
+        config, data=data, family=family, method=chosen, activate=activate, accelerator=accelerator, ranks=ranks
     )
     if out is None:
         return Trained(experiment, [step.record for step in experiment.play()], None)
-    (folder,) = claim(Path(out), [""], force)
+    folder = Path(ranks.first(lambda: str(claim(Path(out), [""], force)[0])))
     return Trained(experiment, [step.record for step in experiments.play_into(folder, experiment)], folder)
 
 
@@ -98,7 +102,7 @@ def load(run: PathLike, tier: str, kind: str = "server", *, family: Family | Non
     config = toml.read_toml(_checked(folder))
     if tier not in config.tiers:
         raise unknown("tier", tier, config.tiers)
-    saved = read_model(folder, _kind(kind), tier)
+    saved = read_model(folder, _kind(kind, config), tier)
     family = family or assembly.family_named(config, saved.inputs, saved.classes)
     return ready_module(family, tier, saved.weights, saved.exits)
 
@@ -118,8 +122,8 @@ def evaluate(
     family = family or assembly.family_named(config, data.shape, data.classes)
     data = data.to(environment.accelerator(accelerator, config.runtime))
     batch_size = config.evaluation.batch_size
-    scores: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
-    for kind in KINDS:
+    scores: dict[str, dict[str, float]] = {kind: {} for kind in KINDS if config.evaluation.devices or kind == "server"}
+    for kind in scores:
         for tier in config.tiers:
             saved = read_model(folder, kind, tier)
             module = ready_module(family, tier, saved.weights, saved.exits).to(data.x.device)
@@ -148,7 +152,9 @@ def _data_named(config: configuration.Config, data_dir: PathLike | None) -> Data
     return sources.load(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
 
 
-def _kind(kind: str) -> str:
+def _kind(kind: str, config: configuration.Config) -> str:
     if kind not in KINDS:
         raise unknown("kind of model", kind, KINDS)
+    if kind == "devices" and not config.evaluation.devices:
+        raise UserError("the run kept no average of all devices (evaluation.devices = false): ask for kind 'server'")
     return kind

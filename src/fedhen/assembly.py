@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -20,14 +21,17 @@ from fedhen.data import partitions, sources
 from fedhen.data.dataset import Data, Index
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError, unknown
-from fedhen.evaluation import LastModels
+from fedhen.evaluation import LastModels, NothingKept
 from fedhen.experiment import Experiment
 from fedhen.models.nesting import Family
 from fedhen.models.preact_resnet import Shape, preact_resnet
-from fedhen.params import select
+from fedhen.params import pack, select, size
 from fedhen.precision import precision_named
+from fedhen.ranks import ALONE, Ranks
 from fedhen.rounds import Activate, Devices, sampling
 from fedhen.runtimes.plain import Fleet, PlainDevices
+from fedhen.runtimes.shared import SharedDevices
+from fedhen.shelf import Shelf, shelves
 
 
 def assemble(
@@ -39,6 +43,7 @@ def assemble(
     activate: Activate | None = None,
     accelerator: str = "auto",
     data_dir: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> Experiment:
     """Make a configuration runnable; what is not given is what it names."""
     where = environment.accelerator(accelerator, config.runtime)
@@ -73,6 +78,11 @@ def assemble(
     omega = shares([len(shard) for shard in data.shards], tier_of, method.pools(tiers))
     precision = precision_named(config.runtime.precision, where)
     fleet = Fleet(config, family, data, tier_of, held, objectives, local, omega, precision)
+    forgotten = nothing_remembered(server, held, local)
+    kept = [server, forgotten] if config.evaluation.devices else [forgotten]
+    sizes = config.tier_sizes()
+    check_alike(config, data, server, ranks)
+    shelf = shelves(config.runtime, where, sum(sizes[tier] * size(each[tier]) for each in kept for tier in tiers))
     return Experiment(
         config=config,
         method=method,
@@ -83,24 +93,37 @@ def assemble(
         local=local,
         activate=activate or sampling(config.devices, config.seed),
         server=server,
-        memories=Memories(nothing_remembered(server, held, local), config.tier_sizes()),
-        last_models=LastModels(server, tier_of),
+        memories=Memories(forgotten, sizes),
+        last_models=LastModels(server, tier_of, shelf(), ranks) if config.evaluation.devices else NothingKept(),
         precision=precision,
-        devices=devices_of(fleet),
+        devices=devices_of(fleet, shelf(), ranks),
         modules={tier: to_score(family.build(tier).to(where), config) for tier in tiers},
+        ranks=ranks,
     )
 
 
-def devices_of(fleet: Fleet) -> Devices:
-    """Who trains the fleet's devices: the engine that is configured."""
-    plain = PlainDevices(fleet)
-    if fleet.config.runtime.engine == "plain":
-        return plain
-    if fleet.data.x.is_cuda:
+def devices_of(fleet: Fleet, memory: Shelf, ranks: Ranks) -> Devices:
+    """Who trains the fleet's devices: the engine that is configured, on every rank."""
+    plain = PlainDevices(fleet, memory)
+    engine: Devices = plain
+    if fleet.config.runtime.engine == "fast" and fleet.data.x.is_cuda:
         from fedhen.runtimes.gpu.graphs import GraphDevices
 
-        return GraphDevices(plain)
-    return plain
+        engine = GraphDevices(plain)
+    return engine if ranks.number == 1 else SharedDevices(engine, fleet, memory, ranks)
+
+
+def check_alike(config: Config, data: Data, server: Server, ranks: Ranks) -> None:
+    """Refuse ranks that were not given the same, as where a script draws its data without a seed."""
+    if ranks.number == 1:
+        return
+    seen = crc32(repr(config).encode())
+    for tensor in (data.y, data.x[:100], data.x_test[:100], data.y_test, *(pack(w) for w in server.values())):
+        seen = crc32(tensor.cpu().contiguous().view(torch.uint8).numpy().data, seen)
+    for shard in data.shards:
+        seen = crc32(shard.data, seen)
+    if len(set(ranks.gather(seen))) > 1:
+        raise UserError("the ranks have different settings, data or models: seed all that your script draws")
 
 
 def to_score(module: nn.Module, config: Config) -> nn.Module:
@@ -139,6 +162,7 @@ class Assembler:
 
     accelerator: str = "auto"
     data_dir: Path | None = None
+    ranks: Ranks = ALONE
     loaded: list[tuple[DataConfig, int, Data]] = field(default_factory=list)
 
     def __call__(self, config: Config) -> Experiment:
@@ -150,7 +174,7 @@ class Assembler:
             where = environment.accelerator(self.accelerator, config.runtime)
             data = sources.load(config.data, data_root(self.data_dir), config.seed).to(where)
             self.loaded.append((config.data, seed, data))
-        return assemble(config, data=data, accelerator=self.accelerator)
+        return assemble(config, data=data, accelerator=self.accelerator, ranks=self.ranks)
 
 
 def deal(data: Data, split: SplitConfig, devices: int, seed: int) -> list[Index]:

@@ -151,6 +151,9 @@ class EvaluationConfig:
     """When and how models are scored on the test set."""
 
     every: int = setting(5, "rounds between evaluations; the last round is always evaluated", least=1)
+    devices: bool = setting(
+        True, "also score the average of all devices' last models, which the paper reports; off: nothing is kept for it"
+    )
     ensemble: bool = setting(False, "also score the mean prediction of a model's exits, recorded as `ensemble`")
     batch_size: int = setting(
         0, "test images scored at a time; 0: 1000 on a GPU, 100 on a CPU, whose caches are small", least=0
@@ -168,6 +171,12 @@ class RuntimeConfig:
         "auto",
         "of products in training and scoring, over weights in full precision; auto: bf16 on a GPU, fp32 on a CPU",
     )
+    rows: Literal["auto", "accelerator", "host", "disk"] = setting(
+        "auto",
+        "where devices' last models and memories are kept; auto: on the accelerator if those of all devices fit a "
+        "quarter of its free memory, else on the host if they fit half of its own, else on disk",
+    )
+    rows_dir: str = setting("", "folder for those on disk; empty: the system's temporary folder")
     threads: int = setting(0, "CPU threads in one operation; 0: as many as torch takes", least=0)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from fedhen.config import ACCELERATORS, RuntimeConfig
 from fedhen.errors import UserError, unknown
+from fedhen.ranks import ALONE, Ranks, launched
 from fedhen.version import VERSION
 
 
@@ -19,16 +20,27 @@ def accelerator(name: str, runtime: RuntimeConfig) -> torch.device:
     """The accelerator of that name, set up as configured; auto is a GPU where there is one."""
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
+    return device_named(name)
+
+
+def device_named(name: str) -> torch.device:
+    """The accelerator of that name, of which each rank on a machine takes its own."""
     if name not in ACCELERATORS:
         raise unknown("accelerator", name, ACCELERATORS)
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise UserError("no CUDA device is available: use --accelerator cpu or auto")
-    return torch.device(name)
+    if launched().number == 1:
+        return torch.device("cuda")
+    place, number = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if place >= number:
+        raise UserError(f"there is no GPU for process {place + 1} of this machine, which has {number}: start {number}")
+    torch.cuda.set_device(place)
+    return torch.device("cuda", place)
 
 
-def describe(device: torch.device) -> dict[str, Any]:
+def describe(device: torch.device, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Versions and hardware."""
     return {
         "versions": {
@@ -43,6 +55,7 @@ def describe(device: torch.device) -> dict[str, Any]:
             "cpu": _cpu_name(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
+            "ranks": ranks.number,
         },
         "system": f"{platform.system()} {platform.machine()}",
     }

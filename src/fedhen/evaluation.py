@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import nn
 
 from fedhen.algorithm.merging import Server, Update
 from fedhen.data.dataset import Data
-from fedhen.params import Average, Weights, shapes_of
+from fedhen.fixed_point import FixedPoint
+from fedhen.params import Weights, pack, unpack
 from fedhen.precision import FULL, Precision
+from fedhen.ranks import ALONE, Ranks
+from fedhen.shelf import Shelf
 
 
 def accuracy(module: nn.Module, data: Data, batch_size: int) -> float:
@@ -41,30 +45,66 @@ def scored(
     return int(right[0]) / len(data.y_test), int(right[1]) / len(data.y_test)
 
 
-class LastModels:
+class NothingKept:
+    """No device's last model is kept, and none is reported."""
+
+    def __init__(self) -> None:
+        self.rows = Shelf()
+
+    def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
+        """Keep nothing."""
+
+    def models(self) -> dict[str, Server]:
+        """No kind of model."""
+        return {}
+
+
+class LastModels(NothingKept):
     """Reporting Results, "average all devices": the mean over a tier's devices of the model each trained last.
 
-    A device that has not trained yet counts with the initial model. For reporting only: training never sees it. The
-    mean is taken anew each time, in the order of the devices, so that no rounding piles up over the rounds.
+    A device that has not trained yet counts with the initial model. For reporting only: training never sees it. A
+    running sum of whole numbers is exact: no rounding piles up over the rounds, and no order shows.
     """
 
-    def __init__(self, initial: Server, tier_of: Sequence[str]) -> None:
-        self.initial = initial
+    def __init__(
+        self, initial: Server, tier_of: Sequence[str], rows: Shelf | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        self.initial, self.ranks = initial, ranks
         self.tier_of = tier_of
-        self.rows: dict[int, Weights] = {}
+        self.rows = Shelf() if rows is None else rows
+        sizes = Counter(tier_of)
+        self.fixed = {tier: FixedPoint(weights, sizes[tier]) for tier, weights in initial.items()}
+        self.start = {tier: self.fixed[tier].of(pack(weights)) for tier, weights in initial.items()}
+        self.moved = {tier: torch.zeros_like(start) for tier, start in self.start.items()}
+        """By how much the models of the devices that this rank has rows of differ from the initial one, together."""
+        self.trained: set[str] = set()
+        """The tiers of which some device has trained, on whatever rank."""
 
-    def take(self, updates: Iterable[Update]) -> None:
-        """Remember a round's trained models; a device that was left out keeps its old row."""
-        for update in updates:
-            self.rows[update.device] = update.weights
+    def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
+        """Remember a round's trained models; a device that was left out keeps its old row.
+
+        `trained` are the devices of all ranks that have a new model: what this rank has of another's is out of date.
+        """
+        own = {update.device: update for update in updates}
+        for device in {*own, *trained}:
+            tier = self.tier_of[device]
+            self.trained.add(tier)
+            if device in self.rows:
+                self.moved[tier] -= self.fixed[tier].of(self.rows.vector(device)) - self.start[tier]
+            if device in own:
+                vector = pack({name: own[device].weights[name] for name in self.initial[tier]})
+                self.moved[tier] += self.fixed[tier].of(vector) - self.start[tier]
+                self.rows.put(device, vector, self.initial[tier])
+            elif device in self.rows:
+                del self.rows[device]
 
     def average(self, tier: str) -> Weights:
         """The reported model of a tier."""
-        initial = self.initial[tier]
-        mean = Average(shapes_of(initial))
-        rows = [self.rows[device] for device in sorted(self.rows) if self.tier_of[device] == tier]
-        for row in rows:
-            mean.add(row)
-        if never := self.tier_of.count(tier) - len(rows):
-            mean.add(initial, never)
-        return mean.finish(otherwise=initial)
+        if tier not in self.trained:
+            return self.initial[tier]
+        fixed, moved = self.fixed[tier], self.ranks.total(self.moved[tier])
+        return unpack(fixed.mean(self.start[tier] * fixed.devices + moved), self.initial[tier])
+
+    def models(self) -> dict[str, Server]:
+        """The reported models, as one more kind beside the server's."""
+        return {"devices": {tier: self.average(tier) for tier in self.initial}}

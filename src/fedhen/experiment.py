@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from fedhen.algorithm.methods import Method
 from fedhen.config import Config
 from fedhen.data.dataset import Data
 from fedhen.errors import UserError
-from fedhen.evaluation import LastModels, scored
+from fedhen.evaluation import NothingKept, scored
 from fedhen.model_files import save_models
 from fedhen.models.nesting import Family, load_weights
 from fedhen.params import Weights, count, distance, size
 from fedhen.precision import Precision
+from fedhen.ranks import ALONE, Ranks
 from fedhen.records import Recorder
 from fedhen.rounds import Activate, Devices, Round, Rules, rounds
 
@@ -41,25 +43,35 @@ class Experiment:
     activate: Activate
     server: Server
     memories: Memories
-    last_models: LastModels
+    last_models: NothingKept
     precision: Precision
     devices: Devices
     modules: dict[str, nn.Module]
     """One of each tier, to score weights in."""
+    ranks: Ranks = ALONE
+    """Who plays along."""
+    reported: dict[str, Server] = field(default_factory=dict)
+    """The models of the last evaluated round, which is the last one in the end."""
 
     def play(self) -> Iterator[Step]:
         """Play all rounds; each step is what the next line of the run folder says."""
-        rules = Rules(self.method, self.checked_active, self.config.server, self.local)
+        rules = Rules(self.method, self.checked_active, self.config.server, self.local, self.ranks)
         steps = rounds(self.server, self.memories, self.devices, rules, range(1, self.config.rounds + 1))
         began = time.perf_counter()
         for done in steps:
             self.server, self.memories = done.server, done.memories
-            self.last_models.take(done.updates)
+            self.last_models.take(done.updates, done.losses)
             trained = time.perf_counter()
-            scores = self.scores() if self.is_evaluated(done.number) else {}
+            scores = {}
+            if self.is_evaluated(done.number):
+                self.reported = self.models()
+                scores = self.ranks.first(partial(self.scores, self.reported))
             ended = time.perf_counter()
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
-            yield Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()})
+            step = Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()})
+            # The devices' updates need not outlive the round: the next one brings as many.
+            del done
+            yield step
             began = time.perf_counter()
 
     def checked_active(self, number: int, losses: Mapping[int, float]) -> list[int]:
@@ -76,17 +88,14 @@ class Experiment:
         return number % self.config.evaluation.every == 0 or number == self.config.rounds
 
     def models(self) -> dict[str, Server]:
-        """The models that are scored and saved: the server's, and the average of all devices' last ones."""
-        return {
-            "server": self.server,
-            "devices": {tier: self.last_models.average(tier) for tier in self.server},
-        }
+        """The models that are scored and saved: the server's, and, if kept, the average of all devices' last ones."""
+        return {"server": self.server, **self.last_models.models()}
 
-    def scores(self) -> dict[str, Any]:
+    def scores(self, reported: Mapping[str, Server]) -> dict[str, Any]:
         """Accuracy of every model, and R(w_s, w_c) of the server's."""
         *shallower, deepest = self.server
         found: dict[str, Any] = {"accuracy": {}, "ensemble": {}}
-        for kind, models in self.models().items():
+        for kind, models in reported.items():
             both = {tier: self.score(tier, weights) for tier, weights in models.items()}
             found["accuracy"][kind] = {tier: own for tier, (own, _) in both.items()}
             found["ensemble"][kind] = {tier: together for tier, (_, together) in both.items()}
@@ -132,15 +141,18 @@ class Step:
 
 
 def play_into(folder: Path, experiment: Experiment) -> Iterator[Step]:
-    """Play all rounds and leave a run folder behind."""
+    """Play all rounds and leave a run folder behind; rank 0 alone writes it."""
+    if experiment.ranks.rank:
+        yield from experiment.play()
+        return
     began, steps = time.perf_counter(), []
-    described = environment.describe(experiment.data.x.device)
+    described = environment.describe(experiment.data.x.device, experiment.ranks)
     with Recorder(folder, toml.to_toml(experiment.config), described) as recorder:
         for step in experiment.play():
             recorder.round(step.record, step.timing)
             steps.append(step.record)
             yield step
-        save_models(folder, experiment.models(), experiment.about_models())
+        save_models(folder, experiment.reported, experiment.about_models())
         recorder.finish(summary(experiment, steps, time.perf_counter() - began))
 
 

@@ -1,4 +1,4 @@
-"""Algebra of named weights: select, average by holder, distance, finiteness, bytes.
+"""Algebra of named weights: select, pack, average by holder, distance, finiteness, bytes.
 
 A nested model holds, of each of the supernet's tensors, all or the *leading corner*: the whole tensor where nesting is
 by depth, the leading channels where it is by width. So the shape of a held tensor says which elements are held.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -61,9 +62,51 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     return total
 
 
+def pack(weights: Mapping[str, Tensor]) -> Tensor:
+    """All weights, in the order of their names, as one vector: itself where they already lie one behind the other.
+
+    Of several types the vector has the one that holds them all, float64 where there are whole numbers among them.
+    """
+    tensors = list(weights.values())
+    if not tensors:
+        return torch.zeros(0)
+    if _one_behind_the_other(tensors):
+        return tensors[0].as_strided((count(weights),), (1,))
+    kind = reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
+    if kind.is_floating_point and not all(tensor.is_floating_point() for tensor in tensors):
+        kind = torch.float64
+    return torch.cat([tensor.reshape(-1).to(kind) for tensor in tensors])
+
+
+def unpack(vector: Tensor, like: Mapping[str, Tensor]) -> Weights:
+    """The weights of a vector, in the shapes and types of others: views of it where the type is the same."""
+    parts = torch.split(vector, [tensor.numel() for tensor in like.values()])
+    return {name: _as(part.view(like[name].shape), like[name].dtype) for name, part in zip(like, parts, strict=True)}
+
+
+def _as(tensor: Tensor, kind: torch.dtype) -> Tensor:
+    """In that type; whole numbers are rounded to."""
+    return (tensor if kind.is_floating_point or not tensor.is_floating_point() else tensor.round()).to(kind)
+
+
+def _one_behind_the_other(tensors: Sequence[Tensor]) -> bool:
+    first, place = tensors[0], tensors[0].storage_offset()
+    storage = first.untyped_storage().data_ptr()
+    for tensor in tensors:
+        here = tensor.dtype == first.dtype and tensor.untyped_storage().data_ptr() == storage
+        if not here or tensor.storage_offset() != place or not tensor.is_contiguous():
+            return False
+        place += tensor.numel()
+    return True
+
+
 def finite(weights: Mapping[str, Tensor]) -> bool:
-    """Whether every weight is a number: neither NaN nor infinite."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
+    """Whether every weight is a number: neither NaN nor infinite.
+
+    On one vector: each answer that a GPU is waited for costs more than the copy.
+    """
+    vector = pack({name: tensor for name, tensor in weights.items() if tensor.is_floating_point()})
+    return bool(torch.isfinite(vector).all())
 
 
 def count(weights: Mapping[str, Tensor]) -> int:
@@ -85,7 +128,8 @@ class Average:
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
         self.sums: Weights = {}
-        self.counts: Weights = {}
+        self.counts: dict[str, float | Tensor] = {}
+        """A number where every element of a tensor has the same holders: it costs a GPU nothing."""
 
     def add(self, weights: Mapping[str, Tensor], weight: float = 1.0, rows: Mapping[str, Tensor] = NO_ROWS) -> None:
         """Fold one model in; of a tensor that `rows` names, only the rows that are true there."""
@@ -93,17 +137,21 @@ class Average:
             whole = self.shapes[name]
             if name not in self.sums:
                 self.sums[name] = torch.zeros(whole, dtype=torch.float64, device=tensor.device)
-                self.counts[name] = torch.zeros((), dtype=torch.float64, device=tensor.device)
-            if (tensor.shape != whole or name in rows) and self.counts[name].dim() == 0:
+                self.counts[name] = 0.0
+            counts = self.counts[name]
+            if isinstance(counts, float) and (tensor.shape != whole or name in rows):
                 # From here on every element counts for itself.
-                self.counts[name] = self.counts[name].expand(whole).clone()
-            sums, counts = corner(self.sums[name], tensor.shape), _held(self.counts[name], tensor.shape)
-            if name in rows:
+                counts = self.counts[name] = torch.full_like(self.sums[name], counts)
+            sums = corner(self.sums[name], tensor.shape)
+            if name in rows and isinstance(counts, Tensor):
                 sums[rows[name]] += tensor[rows[name]].double() * weight
-                counts[rows[name]] += weight
+                corner(counts, tensor.shape)[rows[name]] += weight
+                continue
+            sums.add_(tensor, alpha=weight)
+            if isinstance(counts, Tensor):
+                corner(counts, tensor.shape).add_(weight)
             else:
-                sums.add_(tensor, alpha=weight)
-                counts.add_(weight)
+                self.counts[name] = counts + weight
 
     def combine(self, other: Average) -> None:
         """Fold in what another average has folded."""
@@ -118,10 +166,10 @@ class Average:
     def _mean(self, name: str, kept: Tensor) -> Tensor:
         if name not in self.sums:
             return kept
-        sums, counts = corner(self.sums[name], kept.shape), _held(self.counts[name], kept.shape)
-        mean = torch.where(counts > 0, sums / counts, kept.double())
-        return (mean if kept.is_floating_point() else mean.round()).to(kept.dtype)
-
-
-def _held(counts: Tensor, shape: Iterable[int]) -> Tensor:
-    return corner(counts, shape) if counts.dim() else counts
+        sums, counts = corner(self.sums[name], kept.shape), self.counts[name]
+        if isinstance(counts, Tensor):
+            counts = corner(counts, kept.shape)
+            mean = torch.where(counts > 0, sums / counts, kept.double())
+        else:
+            mean = sums / counts if counts > 0 else kept.double()
+        return _as(mean, kept.dtype)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
+from fedhen.records import reported
+
 SECONDS_BETWEEN_LINES = 10.0
 FEW = 3
 """With more runs than these a display also shows how far all of them are."""
@@ -126,7 +128,8 @@ class Pace:
         self.done, self.played = record["round"], self.played + 1
         self.seconds += timing["total"]
         self.dropped += len(record["dropped"])
-        self.scores = record["accuracy"]["devices"] if "accuracy" in record else self.scores
+        if "accuracy" in record:
+            self.scores = record["accuracy"][reported(record["accuracy"])]
 
     @property
     def accuracies(self) -> str:

@@ -5,7 +5,7 @@ environment.json   versions and hardware
 rounds.jsonl       one object a round: what the seed determines, and nothing else
 timing.jsonl       one object a round: seconds
 summary.json       written last: the run is finished if it is there
-models/            the weights of each tier, server and all-devices average, in safetensors
+models/            the weights of each tier, server and all-devices average (if it is kept), in safetensors
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ CONFIG, ENVIRONMENT, ROUNDS, TIMING, SUMMARY, MODELS = (
 )
 KINDS = ("devices", "server")
 """Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""
+
+
+def reported(scores: Mapping[str, Any]) -> str:
+    """The kind that is reported, of those that were scored: what the paper reports if it is there."""
+    return next(kind for kind in KINDS if kind in scores)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -108,9 +113,14 @@ class Run:
         """Shallowest first."""
         return tuple(self.config["tiers"])
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Whose models it scores, first those that it reports."""
+        return KINDS if self.config.get("evaluation", {}).get("devices", True) else KINDS[1:]
+
     def curve(self, tier: str, kind: str = "devices") -> list[tuple[int, float]]:
-        """(round, accuracy between 0 and 1) at every evaluated round; nothing for a tier that the run does not have."""
-        if tier not in self.tiers:
+        """(round, accuracy between 0 and 1) at every evaluated round; nothing for a tier or kind it does not have."""
+        if tier not in self.tiers or kind not in self.kinds:
             return []
         return [(r["round"], r["accuracy"][kind][tier]) for r in self.rounds if "accuracy" in r]
 
@@ -144,7 +154,7 @@ def _check(run: Run) -> None:
     numbers += [len(record["active"]) + len(record["dropped"]) for record in run.rounds]
     numbers += [float(timing["total"]) for timing in run.timing]
     numbers += [float(share) for share in run.config["tiers"].values()]
-    numbers += [float(accuracy) for tier in run.tiers for kind in KINDS for _, accuracy in run.curve(tier, kind)]
+    numbers += [float(accuracy) for tier in run.tiers for kind in run.kinds for _, accuracy in run.curve(tier, kind)]
     if not all(isinstance(number, int | float) for number in [*numbers, *run.bytes_sent.values()]):
         raise TypeError("a number is no number")
     if not isinstance(run.environment, dict) or not isinstance(run.method + run.recipe, str):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Protocol
 
 from fedhen import seeds
@@ -13,6 +15,7 @@ from fedhen.algorithm.merging import Memories, Server, Update, merge
 from fedhen.algorithm.methods import Method
 from fedhen.config import DevicesConfig, ServerConfig
 from fedhen.params import finite
+from fedhen.ranks import ALONE, Ranks
 
 Activate = Callable[[int, Mapping[int, float]], list[int]]
 """(round, the loss that each device reported last) -> the active devices, in rising order."""
@@ -42,7 +45,9 @@ class Round:
     number: int
     active: list[int]
     updates: list[Update]
-    """The finite ones, which entered the merge, in the order of the devices."""
+    """The finite ones that were trained by this rank, which entered the merge, in the order of the devices."""
+    losses: dict[int, float]
+    """The mean local loss of every device that entered the merge, in the order of the devices."""
     dropped: list[int]
     """Active devices that were left out because a weight was not finite."""
     server: Server
@@ -51,8 +56,7 @@ class Round:
     @property
     def loss(self) -> float | None:
         """The mean of the devices' mean local losses; none where no device came back, or where it is not finite."""
-        losses = [update.loss for update in self.updates]
-        mean = sum(losses) / len(losses) if losses else math.nan
+        mean = sum(self.losses.values()) / len(self.losses) if self.losses else math.nan
         return mean if math.isfinite(mean) else None
 
 
@@ -64,6 +68,8 @@ class Rules:
     activate: Activate
     server: ServerConfig
     local: Local = PLAIN
+    ranks: Ranks = ALONE
+    """Who plays along; the loop need not know how many."""
 
 
 def rounds(
@@ -71,18 +77,27 @@ def rounds(
 ) -> Iterator[Round]:
     """Run these rounds one by one, from the given server models."""
     losses: dict[int, float] = {}
+    ranks, pools = rules.ranks, rules.method.pools
     for number in numbers:
-        active = rules.activate(number, losses)
+        active = ranks.first(partial(rules.activate, number, losses))
         sent = Sent(memories.cloud(server, rules.local), memories.mean)
         # In the order of the devices, so that it does not matter in which order they come back.
         updates = sorted(devices.train(number, sent, active), key=lambda update: update.device)
         # The paper, "Hyperparameters": a device with NaN weights is ignored, only for that round.
-        kept = [update for update in updates if finite(update.weights)]
-        dropped = sorted({update.device for update in updates} - {update.device for update in kept})
-        server = merge(server, kept, rules.method.pools, rules.server)
-        memories = memories.after(kept, rules.method.pools, rules.local)
-        losses.update({update.device: update.loss for update in kept})
-        yield Round(number, active, kept, dropped, server, memories)
+        good = {update.device: finite(update.weights) for update in updates}
+        kept = [update for update in updates if good[update.device]]
+        said = ranks.gather([(update.device, good[update.device], update.loss) for update in updates])
+        everyone = sorted(chain.from_iterable(said))
+        dropped = [device for device, fine, _ in everyone if not fine]
+        now = {device: loss for device, fine, loss in everyone if fine}
+        server = merge(server, kept, pools, rules.server, ranks=ranks)
+        memories = memories.after(kept, pools, rules.local, ranks=ranks)
+        losses.update(now)
+        done = Round(number, active, kept, now, dropped, server, memories)
+        # What the active devices sent back need not outlive the round: the next one brings as much.
+        del updates, kept
+        yield done
+        del done
 
 
 def sampling(devices: DevicesConfig, seed: int) -> Activate:

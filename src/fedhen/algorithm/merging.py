@@ -10,6 +10,7 @@ from torch import Tensor
 from fedhen.algorithm.local import Local
 from fedhen.config import ServerConfig
 from fedhen.params import Average, Weights, overlay, select, shapes_of
+from fedhen.ranks import ALONE, Ranks
 
 Server = dict[str, Weights]
 """The server's model of each tier."""
@@ -46,7 +47,9 @@ def keep_tiers_apart(tiers: Sequence[str]) -> list[tuple[str, ...]]:
     return [(tier,) for tier in tiers]
 
 
-def merge(server: Server, updates: Sequence[Update], pools: Pools, rule: ServerConfig) -> Server:
+def merge(
+    server: Server, updates: Sequence[Update], pools: Pools, rule: ServerConfig, *, ranks: Ranks = ALONE
+) -> Server:
     """Alg. 1, lines 17-22, Alg. 3 and 4 likewise: the next server models.
 
     In a pool, w_s = [w_c]_M: every tier is cut from one average. A weight nobody contributed to keeps its value.
@@ -60,7 +63,7 @@ def merge(server: Server, updates: Sequence[Update], pools: Pools, rule: ServerC
             if update.tier in pool:
                 weight = update.samples if rule.weighting == "samples" else 1.0
                 average.add(contribution(update, rule), weight, update.rows)
-        after = average.finish(otherwise=before)
+        after = ranks.combined(average).finish(otherwise=before)
         merged.update({tier: select(after, shapes_of(server[tier])) for tier in pool})
     return {tier: merged[tier] for tier in server}
 
@@ -84,7 +87,7 @@ class Memories:
     holders: dict[str, int]
     """How many devices each tier has, active or not."""
 
-    def after(self, updates: Sequence[Update], pools: Pools, local: Local) -> Memories:
+    def after(self, updates: Sequence[Update], pools: Pools, local: Local, *, ranks: Ranks = ALONE) -> Memories:
         """The mean after a round."""
         if local.remember is None:
             return self
@@ -97,6 +100,7 @@ class Memories:
             for update in updates:
                 if update.tier in pool:
                     changes.add(update.remembered, local.weight(update.omega))
+            changes = ranks.combined(changes)
             after = {
                 name: (tensor + changes.sums[name] / everyone.counts[name]).to(tensor.dtype)
                 if name in changes.sums

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from fedhen.cli import bench, data, paper, reading, training
 from fedhen.errors import UserError
+from fedhen.ranks import RankLost, here, launched
 from fedhen.version import VERSION
 
 EXAMPLES = """\
@@ -26,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line that says what is wrong and where to look."""
-        self.exit(2, f"fedhen: {message}; see `{self.prog} --help`\n")
+        self.exit(2, "" if launched().rank else f"fedhen: {message}; see `{self.prog} --help`\n")
 
 
 def parser() -> Parser:
@@ -55,12 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"fedhen: {error}", file=sys.stderr)
+        here().say(str(error))
         return 2
+    except RankLost as error:
+        print(f"fedhen: rank {here().rank} stopped: {error}", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # The reader of our output went away, as `| head` does; what is left to flush goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        print("fedhen: stopped", file=sys.stderr)
+        here().say("stopped")
         return 130

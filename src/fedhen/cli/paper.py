@@ -14,6 +14,7 @@ from fedhen.cli.options import RUNS, add_machine, add_rounds, add_settings, chan
 from fedhen.cli.training import Job, train_all
 from fedhen.errors import UserError, unknown
 from fedhen.folders import claim_fresh
+from fedhen.ranks import here
 from fedhen.recipes import centralised, recipe_named
 from fedhen.records import CONFIG, KINDS, Run, read_run
 from fedhen.reports.paper import CENTRALISED, PAPER_RUNS, finished, write_paper
@@ -45,7 +46,9 @@ def add_commands(commands: Any) -> None:
     )
     paper.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: DIR/paper)")
     paper.add_argument(
-        "--of", choices=KINDS, default=KINDS[0], help="whose models: all devices' average, or the server's"
+        "--of",
+        choices=KINDS,
+        help="whose models: all devices' average (default, where all runs keep it), or the server's",
     )
     paper.add_argument("--run", action="store_true", dest="train", help="run what is missing, into --runs")
     paper.add_argument("--only", metavar="R,R", help=f"with --run, only these: {', '.join(_experiments())}")
@@ -60,17 +63,29 @@ def paper_command(options: argparse.Namespace) -> int:
     """`fedhen paper`."""
     wanted = _wanted(options.only)
     if options.train:
-        jobs = list(missing_jobs(found_runs(options.runs), wanted, options))
+        jobs = to_run(wanted, options)
         train_all(jobs, options, lambda: (claim_fresh(options.runs, job.folder) for job in jobs))
     elif options.only or options.seed is not None or options.rounds or options.settings:
         raise UserError("--only, --seed, --rounds and --set say what to run: they need --run")
     elif not options.runs.is_dir():
         raise UserError(f"{options.runs} does not exist: name the folder of your runs with --runs, or train with --run")
+    if here().rank:
+        return 0
     out = options.out or options.runs / "paper"
     report = write_paper(found_runs(options.runs), out, kind=options.of)
     print(report.text)
     print(f"page: {report.paths[0]}")
     return 0
+
+
+def to_run(wanted: Sequence[str], options: argparse.Namespace) -> list[Job]:
+    """What is missing by rank 0's folders: the other ranks may not see them."""
+    from fedhen.environment import device_named
+    from fedhen.runtimes import process_group
+
+    ranks = process_group.join(device_named(options.accelerator))
+    names = ranks.first(lambda: [job.name for job in missing_jobs(found_runs(options.runs), wanted, options)])
+    return [job for job in missing_jobs([], wanted, options) if job.name in names]
 
 
 def found_runs(folder: Path) -> list[Run]:

@@ -48,8 +48,7 @@ def add_commands(commands: Any) -> None:
     report.add_argument(
         "--of",
         choices=KINDS,
-        default=KINDS[0],
-        help="whose models: the average of all devices' last ones, or the server's",
+        help="whose models: the average of all devices' last ones (default, where all runs keep it), or the server's",
     )
     report.set_defaults(run=report_command)
     evaluate = commands.add_parser("evaluate", help="score the saved models of a run again")

@@ -24,8 +24,9 @@ from fedhen.config import Config
 from fedhen.errors import UserError
 from fedhen.folders import claim, claim_fresh
 from fedhen.progress import display
+from fedhen.ranks import here
 from fedhen.recipes import centralised
-from fedhen.records import read_run
+from fedhen.records import read_run, reported
 from fedhen.reports import write_report
 
 PAPERS_METHODS = ("fedhen", "noside", "decouple")
@@ -145,7 +146,9 @@ def _train(configs: Sequence[Config], name: str, options: argparse.Namespace) ->
         for c in configs
     ]
     name = name if several else f"{name}-seed{configs[0].seed}"
-    print("\n".join(_result(folder) for folder in train_below(jobs, options, name)))
+    folders = train_below(jobs, options, name)
+    if not here().rank:
+        print("\n".join(_result(folder) for folder in folders))
     return 0
 
 
@@ -164,6 +167,8 @@ def compare_command(options: argparse.Namespace) -> int:
         label = f"{config.method} seed {config.seed}" if several else config.method
         jobs.append(Job(label, label.replace(" seed ", "-seed"), config))
     folders = train_below(jobs, options, f"{configs[0].recipe}-compare")
+    if here().rank:
+        return 0
     # By name, as `fedhen report` finds them: the same columns, which are also the paper's.
     parent = folders[0].parent
     report = write_report([read_run(folder) for folder in sorted(folders)], parent)
@@ -175,13 +180,19 @@ def compare_command(options: argparse.Namespace) -> int:
 def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callable[[], Iterable[Path]]) -> None:
     """Train every job into its folder; the folders are asked for when all jobs are known to be right."""
     from fedhen.assembly import Assembler
+    from fedhen.environment import device_named
     from fedhen.experiment import play_into
+    from fedhen.runtimes import process_group
 
-    assemble = Assembler(options.accelerator, options.data_dir)
+    ranks = process_group.join(device_named(options.accelerator))
+    assemble = Assembler(options.accelerator, options.data_dir, ranks)
     for job in jobs:
         assemble(job.config)
-    with display({job.name: job.config.rounds for job in jobs}, options.quiet) as shown:
-        for job, folder in zip(jobs, folders(), strict=True):
+    # Rank 0 alone makes folders: nothing happens before the first is asked for.
+    places = (folder for make in [folders] for folder in make())
+    with display({job.name: job.config.rounds for job in jobs}, options.quiet or ranks.rank > 0) as shown:
+        for job in jobs:
+            folder = Path(ranks.first(lambda: str(next(places))))
             # Each experiment is made when its turn comes: it holds every device's last model.
             for step in play_into(folder, assemble(job.config)):
                 shown.show(job.name, step.record, step.timing)
@@ -202,6 +213,8 @@ def train_below(jobs: Sequence[Job], options: argparse.Namespace, name: str) -> 
 
 def _result(folder: Path) -> str:
     summary = read_run(folder).summary or {}
-    lines = [f"{tier:10} {100 * x:.1f} % of the test set" for tier, x in summary["final"]["devices"].items()]
+    kind = reported(summary["final"])
+    whose = ", server's model" if kind == "server" else ""
+    lines = [f"{tier:10} {100 * x:.1f} % of the test set{whose}" for tier, x in summary["final"][kind].items()]
     dropped = [f"{summary['dropped']} devices were dropped for weights that are not finite"] * bool(summary["dropped"])
     return "\n".join([*lines, *dropped, f"run: {folder}"])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from fedhen.errors import UserError
-from fedhen.records import Run
+from fedhen.errors import UserError, unknown
+from fedhen.records import KINDS, Run
 
 HERO = "fedhen"
 """The method whose gain over the best other one is reported, where it is among the runs."""
@@ -110,9 +110,23 @@ def evaluated(run: Run) -> bool:
     return any("accuracy" in record for record in run.rounds)
 
 
+def scored_kind(runs: Sequence[Run], asked: str | None) -> str:
+    """Whose models are reported: the kind that is asked for, else the first of KINDS that all runs have."""
+    if asked is None:
+        return next(kind for kind in KINDS if all(kind in run.kinds for run in runs))
+    if asked not in KINDS:
+        raise unknown("kind", asked, KINDS)
+    for run in runs:
+        if asked not in run.kinds:
+            raise UserError(
+                f"{run.folder} kept no average of all devices (evaluation.devices = false): use --of server"
+            )
+    return asked
+
+
 def warnings(comparison: Comparison) -> list[str]:
     """What a reader must know before trusting the numbers; empty if all runs are finished and set up alike."""
-    return [*_unfinished(comparison.runs), *_differences(comparison.runs)]
+    return [*_unfinished(comparison.runs), *_without_average(comparison.runs), *_differences(comparison.runs)]
 
 
 def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
@@ -123,6 +137,15 @@ def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
             yield f"No evaluated round yet: {name}, {progress}."
         elif run.summary is None:
             yield f"Unfinished: {name}, {progress}; its numbers can still change."
+
+
+def _without_average(runs: Sequence[Run]) -> Iterator[str]:
+    without = [f"{run.method}, seed {run.seed}" for run in runs if KINDS[0] not in run.kinds]
+    if without:
+        yield (
+            f"No average of all devices, which the paper reports, was kept by {'; '.join(without)}: "
+            "the server’s models are compared."
+        )
 
 
 def _differences(runs: Sequence[Run]) -> Iterator[str]:

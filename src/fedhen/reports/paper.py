@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from fedhen.errors import UserError, unknown
-from fedhen.records import KINDS, Run, write_text
+from fedhen.errors import UserError
+from fedhen.records import Run, write_text
+from fedhen.reports.comparison import scored_kind
 from fedhen.reports.curves import inline_svg, png, svg
 from fedhen.reports.page import document, environment, figure, notice, section
 from fedhen.reports.paper_centralised import centralised_table
@@ -33,14 +34,14 @@ DPI = 220
 Part = Table | PaperFigure
 
 
-def write_paper(runs: Sequence[Run], out: Path, *, kind: str = "devices") -> Report:
+def write_paper(runs: Sequence[Run], out: Path, *, kind: str | None = None) -> Report:
     """Write the paper's tables and figures into a folder, over earlier ones; what has not been run says so.
 
-    Runs of other experiments may be among them; `kind` is one of KINDS, of which the paper reports "devices".
+    Runs of other experiments may be among them; `kind` is one of KINDS, by default the devices' average, which the
+    paper reports, if all runs kept it.
     """
-    if kind not in KINDS:
-        raise unknown("kind", kind, KINDS)
     found = find(runs)
+    kind = scored_kind(found.runs, kind)
     tables = [*paper_tables(found, kind), centralised_table(found), *further_tables(found, kind)]
     figures = paper_figures(found, kind)
     parts: list[Part] = [*tables[:2], *figures, *tables[2:], *outcome_tables(found)]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedhen.errors import UserError, unknown
-from fedhen.records import KINDS, Run, write_text
-from fedhen.reports.comparison import HERO, Comparison, compare, warnings
+from fedhen.errors import UserError
+from fedhen.records import Run, write_text
+from fedhen.reports.comparison import HERO, Comparison, compare, scored_kind, warnings
 from fedhen.reports.costs import BYTES, ROUNDS
 from fedhen.reports.curves import Chart, png, svg
 from fedhen.reports.page import make_page
@@ -26,15 +26,15 @@ class Report:
 
 
 def write_report(
-    runs: Sequence[Run], out: Path, *, targets: Given = None, kind: str = "devices", hero: str = HERO
+    runs: Sequence[Run], out: Path, *, targets: Given = None, kind: str | None = None, hero: str = HERO
 ) -> Report:
     """Compare runs of one recipe and write the report into a folder, over an earlier report's files.
 
-    `targets` are percents by tier, "auto" for the paper's rule, or what the runs' configurations say; `kind` is one
-    of KINDS; gains are those of `hero`, or of the first run's method where no run is the hero's.
+    `targets` are percents by tier, "auto" for the paper's rule, or what the runs' configurations say; `kind` is one of
+    KINDS, by default the devices' average if all runs kept it; gains are those of `hero`, or of the first run's method
+    where no run is the hero's.
     """
-    if kind not in KINDS:
-        raise unknown("kind", kind, KINDS)
+    kind = scored_kind(runs, kind)
     comparison = compare(runs, hero)
     chosen = choose_targets(comparison, targets, kind)
     tables = make_tables(comparison, chosen, kind)

@@ -7,7 +7,7 @@ from itertools import chain
 from statistics import median
 
 from fedhen.records import Run
-from fedhen.reports.comparison import Comparison, rounds_done, rounds_planned
+from fedhen.reports.comparison import Comparison, rounds_done, rounds_planned, scored_kind
 from fedhen.reports.costs import BYTES, ROUNDS, Goal, Measure, cell, cost, gain, spread
 from fedhen.reports.table import Group, Table
 from fedhen.reports.targets import TierTargets, percent, show_percent
@@ -15,6 +15,8 @@ from fedhen.reports.targets import TierTargets, percent, show_percent
 GAIN = "Gain"
 SCORED = {"devices": "all-devices average", "server": "server model"}
 """Whose model is scored, by kind, in words."""
+LABELS = {"devices": "all devices", "server": "server"}
+"""The same in short."""
 AUTO_RULE = "the best accuracy of the worst run, rounded down to one decimal, and 1.0 below it"
 SEEDS = "n runs with different seeds: mean ± sample standard deviation"
 SEEDS_TO_TARGET = f"{SEEDS}, where all of them reached the target."
@@ -109,11 +111,13 @@ def outcome_table(comparison: Comparison) -> Table:
     for tier in comparison.tiers:
         rows = [
             row(f"{label}, {end}, %", _accuracy(tier, kind, pick))
-            for kind, label in (("devices", "all devices"), ("server", "server"))
+            for kind, label in LABELS.items()
+            if any(kind in run.kinds for run in comparison.runs)
             for end, pick in (("final", _last), ("best", max))
         ]
         if any("ensemble" in record for run in comparison.runs for record in run.rounds):
-            rows.append(row("all devices, exits together, final, %", _ensemble(tier)))
+            kind = scored_kind(comparison.runs, None)
+            rows.append(row(f"{LABELS[kind]}, exits together, final, %", _ensemble(tier, kind)))
         groups.append(Group(f"{tier} model", (*rows, row("parameters", _parameters(tier)))))
     took = [row("rounds", _rounds), row("bytes sent", _bytes), row("devices dropped", _dropped)]
     groups.append(Group("run", (*took, row("seconds a round (median)", _seconds))))
@@ -143,9 +147,9 @@ def _accuracy(tier: str, kind: str, pick: Callable[[Sequence[float]], float]) ->
     return show
 
 
-def _ensemble(tier: str) -> Callable[[Sequence[Run]], str]:
+def _ensemble(tier: str, kind: str) -> Callable[[Sequence[Run]], str]:
     def show(runs: Sequence[Run]) -> str:
-        last = [[r["ensemble"]["devices"] for r in run.rounds if "ensemble" in r][-1:] for run in runs]
+        last = [[r["ensemble"][kind] for r in run.rounds if "ensemble" in r][-1:] for run in runs]
         return spread([percent(found[0][tier]) for found in last if found and tier in found[0]], decimals=2)
 
     return show

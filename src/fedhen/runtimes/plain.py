@@ -23,6 +23,7 @@ from fedhen.models.nesting import Family, load_weights, weights_of
 from fedhen.params import Weights, finite, select
 from fedhen.precision import Precision
 from fedhen.rounds import Sent
+from fedhen.shelf import Shelf
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class PlainDevices:
     """The devices of a simulated fleet; their data lies where they train."""
 
     fleet: Fleet
-    memory: dict[int, Weights] = field(default_factory=dict)
+    memory: Shelf = field(default_factory=Shelf)
     """What each device that has trained remembers, where the local variant has a memory."""
     modules: dict[str, nn.Module] = field(default_factory=dict)
     constants: dict[str, Weights] = field(default_factory=dict)

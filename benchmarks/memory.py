@@ -1,0 +1,95 @@
+"""What a round costs as the fleet grows: seconds and peak memory for 100 and 10,000 devices, the same 50 local steps.
+
+    python benchmarks/memory.py [--accelerator cuda] [--devices 100,10000] [--rows auto] [--recipe digits] [--json FILE]
+
+Every fleet runs in a process of its own. Devices beyond the examples hold examples that others hold too, so that the
+data is the same for all fleets. Ten active devices take five steps each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+EPOCHS, EXAMPLES = 5, 50
+
+
+def measured(options: argparse.Namespace, devices: int) -> dict[str, Any]:
+    """Play the rounds of one fleet here."""
+    import numpy as np
+    import torch
+
+    from fedhen import seeds
+    from fedhen.assembly import assemble
+    from fedhen.data import sources
+    from fedhen.data.storage import data_root
+    from fedhen.recipes import recipe_named
+
+    recipe = recipe_named(options.recipe)
+    config = replace(
+        recipe,
+        rounds=options.rounds,
+        devices=replace(recipe.devices, number=devices, active=10),
+        training=replace(recipe.training, epochs=EPOCHS, batch_size=EXAMPLES),
+        evaluation=replace(recipe.evaluation, every=options.rounds),
+        runtime=replace(recipe.runtime, rows=options.rows, engine=options.engine),
+    )
+    data = sources.load(config.data, data_root(options.data_dir), config.seed)
+    stream = seeds.stream(config.seed, "split")
+    pool = [np.sort(stream.choice(len(data.y), EXAMPLES, replace=False)) for _ in range(100)]
+    data = data.split([pool[device % len(pool)] for device in range(devices)])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    experiment = assemble(config, data=data, accelerator=options.accelerator)
+    assembled = time.perf_counter() - began
+    seconds = [step.timing["train"] for step in experiment.play()]
+    on_gpu = experiment.data.x.is_cuda
+    return {
+        "devices": devices,
+        "assembly_seconds": round(assembled, 3),
+        "round_seconds": round(median(seconds[1:]), 4),
+        "rows": len(experiment.last_models.rows),
+        "host_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "host_mb_before": round(before / 1024, 1),
+        "gpu_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if on_gpu else None,
+    }
+
+
+def main() -> None:
+    """One process a fleet, then a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", default="100,10000")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--recipe", default="digits")
+    parser.add_argument("--rows", default="auto")
+    parser.add_argument("--engine", default="fast")
+    parser.add_argument("--accelerator", default="cpu")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.alone:
+        print(json.dumps(measured(options, options.alone)))
+        return
+    found = []
+    for devices in options.devices.split(","):
+        alone = [sys.executable, __file__, *sys.argv[1:], "--alone", devices]
+        found.append(json.loads(subprocess.run(alone, check=True, stdout=subprocess.PIPE, text=True).stdout))
+    print("| devices | s to set up | s a round | rows kept | peak host MB | peak GPU MB |\n|---|---|---|---|---|---|")
+    for each in found:
+        keys = ("devices", "assembly_seconds", "round_seconds", "rows", "host_mb", "gpu_mb")
+        print(f"| {' | '.join(str(each[key]) for key in keys)} |")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

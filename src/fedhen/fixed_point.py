@@ -1,0 +1,42 @@
+"""Sums of weights that are exact: whole multiples of a small step, so that neither order nor grouping can show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedhen.params import pack
+
+STEPS = 2.0**36
+"""How many steps make one: a weight is rounded once, by at most 2^-37, about 7e-12."""
+LIMIT = 2.0**62
+"""All devices together stay below it, so that no sum can overflow."""
+
+
+class FixedPoint:
+    """The packed weights of one tier as int64, for sums over so many devices.
+
+    A weight saturates at ±2^26 / devices: 671,088 for 100 devices, 6,710 for 10,000. Whole numbers, like a layer's
+    counter of batches, are taken as they are.
+    """
+
+    def __init__(self, like: Mapping[str, Tensor], devices: int) -> None:
+        self.devices = devices
+        self.most = LIMIT / devices
+        self.steps: float | Tensor = STEPS
+        if not all(tensor.is_floating_point() for tensor in like.values()):
+            kinds = {
+                n: t.new_full(t.shape, STEPS if t.is_floating_point() else 1.0, dtype=torch.float64)
+                for n, t in like.items()
+            }
+            self.steps = pack(kinds)
+
+    def of(self, vector: Tensor) -> Tensor:
+        """Packed weights as whole numbers of steps."""
+        return (vector.double() * self.steps).round_().clamp_(-self.most, self.most).long()
+
+    def mean(self, total: Tensor) -> Tensor:
+        """The mean over all devices of what adds up to `total`, in float64."""
+        return total.double() / self.devices / self.steps

@@ -1,0 +1,193 @@
+"""What is kept for each device that has trained: one packed vector, where there is room for it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import IO, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhen.config import RuntimeConfig
+from fedhen.errors import UserError
+from fedhen.params import Weights, pack, unpack
+
+
+class Place(Protocol):
+    """Where vectors are kept; what was read stays as it is when the device's vector is written again."""
+
+    def write(self, device: int, vector: Tensor) -> None:
+        """Keep a copy."""
+        ...
+
+    def read(self, device: int) -> Tensor:
+        """The vector, where devices train."""
+        ...
+
+    def forget(self, device: int) -> None:
+        """Make room."""
+        ...
+
+
+class Shelf(MutableMapping[int, Weights]):
+    """Weights by device, packed; nothing is kept for a device before its weights are put here."""
+
+    def __init__(self, place: Place | None = None) -> None:
+        self.place = place or InMemory()
+        self._layouts: dict[int, Weights] = {}
+        self._known: dict[tuple[object, ...], Weights] = {}
+
+    def __getitem__(self, device: int) -> Weights:
+        return unpack(self.vector(device), self._layouts[device])
+
+    def __setitem__(self, device: int, weights: Weights) -> None:
+        self.put(device, pack(weights), weights)
+
+    def __delitem__(self, device: int) -> None:
+        del self._layouts[device]
+        self.place.forget(device)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._layouts)
+
+    def __len__(self) -> int:
+        return len(self._layouts)
+
+    def __contains__(self, device: object) -> bool:
+        return device in self._layouts
+
+    def vector(self, device: int) -> Tensor:
+        """A device's packed weights."""
+        if device not in self._layouts:
+            raise KeyError(device)
+        return self.place.read(device)
+
+    def put(self, device: int, vector: Tensor, like: Mapping[str, Tensor]) -> None:
+        """Keep packed weights, which have the names, shapes and types of others."""
+        self.place.write(device, vector)
+        key = tuple((name, tensor.shape, tensor.dtype) for name, tensor in like.items())
+        # Devices of a tier share one layout; meta tensors have shape and type and no memory.
+        if key not in self._known:
+            self._known[key] = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in like.items()}
+        self._layouts[device] = self._known[key]
+
+
+class InMemory:
+    """In the memory of an accelerator, or of the host; without a place to keep them, where they come from."""
+
+    def __init__(self, keep: torch.device | None = None, back: torch.device | None = None) -> None:
+        self.keep, self.back = keep, back
+        self.vectors: dict[int, Tensor] = {}
+
+    def write(self, device: int, vector: Tensor) -> None:
+        """A copy of its own: the vector may be a view of something larger."""
+        self.vectors[device] = vector.to(self.keep or vector.device, copy=True)
+
+    def read(self, device: int) -> Tensor:
+        """The vector itself, or a copy where devices train elsewhere."""
+        vector = self.vectors[device]
+        return vector.to(self.back or vector.device)
+
+    def forget(self, device: int) -> None:
+        """Drop it."""
+        del self.vectors[device]
+
+
+class OnDisk:
+    """In one growing file without a name, a slot a device: the system removes it, however the process ends.
+
+    Plain reads and writes, no mapping: a full disk is then an error that can be told, and no fatal signal.
+    """
+
+    def __init__(self, folder: str, back: torch.device) -> None:
+        self.folder, self.back = folder, back
+        self.file: IO[bytes] | None = None
+        self.end = 0
+        self.slots: dict[int, tuple[int, int, torch.dtype]] = {}
+        self.free: dict[int, list[int]] = {}
+
+    def write(self, device: int, vector: Tensor) -> None:
+        """Into the device's slot."""
+        content = vector.detach().cpu().contiguous().view(torch.uint8).numpy()
+        if device not in self.slots:
+            spare = self.free.get(content.nbytes)
+            begin = spare.pop() if spare else self.end
+            self.end = max(self.end, begin + content.nbytes)
+            self.slots[device] = begin, content.nbytes, vector.dtype
+        begin = self.slots[device][0]
+        try:
+            if self.file is None:
+                self.file = tempfile.TemporaryFile(dir=self.folder or None)  # noqa: SIM115
+            self.file.seek(begin)
+            self.file.write(content.data)
+            self.file.flush()
+        except OSError as error:
+            where = self.folder or tempfile.gettempdir()
+            raise UserError(
+                f"cannot keep the devices' models in {where}: {error.strerror}; set runtime.rows_dir"
+            ) from None
+
+    def read(self, device: int) -> Tensor:
+        """A copy of the slot."""
+        begin, size, kind = self.slots[device]
+        assert self.file is not None
+        self.file.seek(begin)
+        content = np.frombuffer(bytearray(self.file.read(size)), dtype=np.uint8)
+        return torch.from_numpy(content).view(kind).to(self.back)
+
+    def forget(self, device: int) -> None:
+        """The slot is free for the next one of its size."""
+        begin, size, _ = self.slots.pop(device)
+        self.free.setdefault(size, []).append(begin)
+
+
+def shelves(runtime: RuntimeConfig, accelerator: torch.device, needed: int) -> Callable[[], Shelf]:
+    """New shelves as configured; `needed` is how many bytes all devices together would put on all of them."""
+    if runtime.rows_dir and not Path(runtime.rows_dir).is_dir():
+        raise UserError(f"runtime.rows_dir={runtime.rows_dir} is no folder: make it, or name another")
+    near = free_memory(accelerator), free_memory(torch.device("cpu"))
+    where = roomiest(needed, *near) if runtime.rows == "auto" else runtime.rows
+    places: dict[str, Callable[[], Place]] = {
+        "accelerator": lambda: InMemory(accelerator, accelerator),
+        "host": lambda: InMemory(torch.device("cpu"), accelerator),
+        "disk": lambda: OnDisk(runtime.rows_dir, accelerator),
+    }
+    return lambda: Shelf(places[where]())
+
+
+def roomiest(needed: int, on_accelerator: int, on_host: int) -> Literal["accelerator", "host", "disk"]:
+    """The nearest place with room: a quarter of the accelerator's free memory, half of the host's, else the disk.
+
+    On a CPU both are the host: more than a quarter of it is then still the host.
+    """
+    if needed <= on_accelerator // 4:
+        return "accelerator"
+    return "host" if needed <= on_host // 2 else "disk"
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free there now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(_meminfo(), _container())
+
+
+def _meminfo() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _container() -> int:
+    """What is left of a container's share, where it has one: the machine's free memory does not tell."""
+    try:
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
+        return max(0, int(limit) - int(used))
+    except (OSError, ValueError):
+        return 2**62
