@@ -20,6 +20,7 @@ ROOMS = [
     "params",
     "seeds",
     "precision",
+    "cores",
     "data",
     "models",
     "algorithm",

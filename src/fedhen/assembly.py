@@ -27,6 +27,7 @@ from fedhen.params import select
 from fedhen.precision import precision_named
 from fedhen.rounds import Activate, Devices, sampling
 from fedhen.runtimes.plain import Fleet, PlainDevices
+from fedhen.runtimes.stacked import StackedDevices
 
 
 def assemble(
@@ -93,7 +94,7 @@ def assemble(
 def devices_of(fleet: Fleet) -> Devices:
     """Who trains the fleet's devices: the engine that is configured."""
     plain = PlainDevices(fleet)
-    return plain
+    return StackedDevices(plain) if fleet.config.runtime.engine == "fast" and not fleet.data.x.is_cuda else plain
 
 
 def nothing_remembered(server: Server, held: Mapping[str, Holding], local: Local) -> Server:

@@ -30,7 +30,7 @@ class SumOfExits:
 
     def __call__(self, logits: Sequence[Tensor], labels: Tensor) -> Tensor:
         """The loss of a batch."""
-        read = [(logits[place], weight) for place, weight in self._places(len(logits))]
+        read = [(logits[place], weight) for place, weight in self.places(len(logits))]
         losses = [cross_entropy(z, labels) * weight if weight != 1 else cross_entropy(z, labels) for z, weight in read]
         if self.distillation and len(read) > 1:
             losses.append(self.distillation * self._distilled([z for z, _ in read]))
@@ -39,7 +39,8 @@ class SumOfExits:
             total = total + loss
         return total
 
-    def _places(self, number: int) -> list[tuple[int, float]]:
+    def places(self, number: int) -> list[tuple[int, float]]:
+        """Which of that many exits are read, and the weight of each."""
         names = self.exits or ("",) * number
         own = number - 1
         weighted = [(k, 1.0 if k == own else self.weights.get(names[k], 1.0)) for k in range(number)[self.chosen]]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from fedhen import seeds
@@ -18,7 +17,7 @@ from fedhen.config import Config
 from fedhen.data.batches import Visits, batch, visits
 from fedhen.data.dataset import Data
 from fedhen.local_training import Task, learning_rate, train_locally
-from fedhen.models.exits import each
+from fedhen.models.exits import masked
 from fedhen.models.nesting import Family, load_weights, weights_of
 from fedhen.params import Weights, finite, select
 from fedhen.precision import Precision
@@ -122,8 +121,7 @@ class PlainDevices:
         """With `training.masked_loss`, the logits of classes that the device does not hold are 0 in its loss."""
         if not self.fleet.config.training.masked_loss:
             return partial(lambda logits: logits)
-        present = self.fleet.data.present(device)
-        return partial(each, change=lambda z: torch.where(present, z, torch.zeros_like(z)))
+        return partial(masked, present=self.fleet.data.present(device))
 
     def rows(self, device: int, weights: Weights) -> dict[str, Tensor]:
         """With `server.label_rows`, the output rows of the classes that the device holds."""
