@@ -1,4 +1,4 @@
-"""Independent pieces of work side by side on the machine's cores."""
+"""Independent pieces of work side by side on the machine's cores, where a piece cannot keep them busy by itself."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from functools import cache
 from typing import TypeVar
 
 import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedhen import seeds
+
+LARGE = 1e9
+"""A forward pass of so many operations keeps several cores busy by itself."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -40,3 +47,11 @@ def torch_threads(number: int) -> Iterator[None]:
 def pool() -> ThreadPoolExecutor:
     """Kept for all rounds, as torch keeps prepared operations for each thread."""
     return ThreadPoolExecutor(os.cpu_count(), "fedhen")
+
+
+def operations(module: nn.Module, inputs: Tensor) -> float:
+    """Of a forward pass, for one example."""
+    counter = FlopCounterMode(display=False)
+    with seeds.torch_randomness(0, "counting"), torch.no_grad(), counter:
+        list(module(inputs))
+    return float(counter.get_total_flops()) / len(inputs)

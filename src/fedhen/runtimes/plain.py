@@ -132,8 +132,12 @@ class PlainDevices:
     def module(self, tier: str) -> nn.Module:
         """The one module that all devices of a tier train in, one after the other."""
         if tier not in self.modules:
-            with seeds.torch_randomness(self.fleet.config.seed, "initial weights"):
-                module = self.modules[tier] = self.fleet.family.build(tier).to(self.fleet.data.x.device)
+            module = self.modules[tier] = self.new_module(tier)
             saved = module.state_dict()
             self.constants[tier] = {n: b.clone() for n, b in module.named_buffers() if n not in saved}
         return self.modules[tier]
+
+    def new_module(self, tier: str) -> nn.Module:
+        """A module of that tier, always the same."""
+        with seeds.torch_randomness(self.fleet.config.seed, "initial weights"):
+            return self.fleet.family.build(tier).to(self.fleet.data.x.device)

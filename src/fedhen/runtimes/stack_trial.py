@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedhen import seeds
 from fedhen.algorithm.objectives import Objective
@@ -25,10 +22,9 @@ class CannotStack(Exception):
 def stacked(module: nn.Module, objective: Objective, batch: Batch) -> Stacked:
     """The module for several devices; raises CannotStack where it would not compute what the module does.
 
-    It works on a copy of the module: some operations borrow a module's weights for a moment, and several stacks may be
-    training at once.
+    The module becomes part of it: some operations borrow its weights for a moment, so that no two stacks may share one.
     """
-    module = copy.deepcopy(module).train()
+    module.train()
     with seeds.torch_randomness(0, "stacking"):
         _check_module(module, batch[0])
         reasons = []
@@ -40,14 +36,6 @@ def stacked(module: nn.Module, objective: Objective, batch: Batch) -> Stacked:
             except Exception as error:
                 reasons.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
     raise CannotStack(reasons[-1])
-
-
-def operations(module: nn.Module, inputs: Tensor) -> float:
-    """Of a forward pass, for one example."""
-    counter = FlopCounterMode(display=False)
-    with seeds.torch_randomness(0, "counting"), torch.no_grad(), counter:
-        list(copy.deepcopy(module)(inputs))
-    return float(counter.get_total_flops()) / len(inputs)
 
 
 def _check_module(module: nn.Module, inputs: Tensor) -> None:

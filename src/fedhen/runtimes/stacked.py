@@ -13,17 +13,15 @@ from torch import Tensor
 
 from fedhen.algorithm.local import Visit
 from fedhen.algorithm.merging import Update
-from fedhen.cores import side_by_side
+from fedhen.cores import LARGE, operations, side_by_side
 from fedhen.data.batches import batch
 from fedhen.params import Weights, select
 from fedhen.rounds import Sent
 from fedhen.runtimes.plain import Fleet, PlainDevices
 from fedhen.runtimes.stack_training import Stack, StackTask, per_device, ticks
-from fedhen.runtimes.stack_trial import CannotStack, operations, stacked
+from fedhen.runtimes.stack_trial import CannotStack, stacked
 from fedhen.runtimes.stacking import Stacked
 
-LARGE = 1e9
-"""A forward pass of so many operations on a batch keeps the cores busy by itself: its devices train one by one."""
 WORTH_A_THREAD = 1e7
 """Devices whose forward passes together have fewer operations than this are not dealt to two threads."""
 ALWAYS = 4e7
@@ -133,10 +131,10 @@ class StackedDevices:
 
     def built(self, tier: str) -> Stacked | None:
         """A new one, unless the tier's model is large or cannot be stacked."""
-        data, module = self.fleet.data, self.plain.module(tier)
+        data, module = self.fleet.data, self.plain.new_module(tier)
         sample = data.inputs(data.x[:2]), data.y[:2]
         if tier not in self.costs:
-            self.costs[tier] = operations(module.train(), sample[0])
+            self.costs[tier] = operations(self.plain.module(tier), sample[0])
         if self.costs[tier] * self.fleet.config.training.batch_size > LARGE:
             return None
         try:
