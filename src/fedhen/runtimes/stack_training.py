@@ -108,7 +108,9 @@ class Stack:
         if self.pull is not None:
             gradient.addcmul_(_rows(self.pull, rows), held)
         norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        gradient.mul_((training.clip / (norms + CLIP_GUARD)).clamp(max=1))
+        shrink = (training.clip / (norms + CLIP_GUARD)).clamp(max=1)
+        if not bool((shrink == 1).all()):
+            gradient.mul_(shrink)
         decay = _rows(self.decay, rows)
         if bool((decay == decay[0]).all()):
             gradient.add_(held, alpha=float(decay[0]))

@@ -22,6 +22,8 @@ from fedhen.runtimes.stack_training import Stack, StackTask, per_device, ticks
 from fedhen.runtimes.stack_trial import CannotStack, stacked
 from fedhen.runtimes.stacking import Stacked
 
+HEAVY = 1e6
+"""A model of so many weights is bound by memory: a stack of it gains nothing, and loses the caches."""
 WORTH_A_THREAD = 1e7
 """Devices whose forward passes together have fewer operations than this are not dealt to two threads."""
 ALWAYS = 4e7
@@ -135,7 +137,8 @@ class StackedDevices:
         sample = data.inputs(data.x[:2]), data.y[:2]
         if tier not in self.costs:
             self.costs[tier] = operations(self.plain.module(tier), sample[0])
-        if self.costs[tier] * self.fleet.config.training.batch_size > LARGE:
+        weights = sum(parameter.numel() for parameter in module.parameters())
+        if self.costs[tier] * self.fleet.config.training.batch_size > LARGE or weights > HEAVY:
             return None
         try:
             return stacked(module, self.fleet.objectives[tier], sample)
