@@ -16,6 +16,7 @@ from fedhen import Family, schema, toml
 from fedhen.assembly import assemble
 from fedhen.data.batches import batch, visits
 from fedhen.data.dataset import Data, Normalisation
+from fedhen.evaluation import LastModels
 from fedhen.experiment import Experiment
 from fedhen.params import Weights
 from fedhen.recipes import recipe_named
@@ -64,6 +65,7 @@ def moved(weights: Weights, start: Weights) -> Tensor:
 
 def apart(a: Experiment, b: Experiment) -> float:
     """How far two runs' server models are from each other, in units of how far the first has moved."""
+    assert isinstance(a.last_models, LastModels)
     start = a.last_models.initial
     found = [
         float(

@@ -23,6 +23,7 @@ ROOMS = [
     "shelf",
     "seeds",
     "precision",
+    "cores",
     "data",
     "models",
     "algorithm",

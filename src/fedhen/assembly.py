@@ -31,6 +31,7 @@ from fedhen.ranks import ALONE, Ranks
 from fedhen.rounds import Activate, Devices, sampling
 from fedhen.runtimes.plain import Fleet, PlainDevices
 from fedhen.runtimes.shared import SharedDevices
+from fedhen.runtimes.stacked import StackedDevices
 from fedhen.shelf import Shelf, shelves
 
 
@@ -105,12 +106,17 @@ def assemble(
 def devices_of(fleet: Fleet, memory: Shelf, ranks: Ranks) -> Devices:
     """Who trains the fleet's devices: the engine that is configured, on every rank."""
     plain = PlainDevices(fleet, memory)
-    engine: Devices = plain
-    if fleet.config.runtime.engine == "fast" and fleet.data.x.is_cuda:
-        from fedhen.runtimes.gpu.graphs import GraphDevices
-
-        engine = GraphDevices(plain)
+    engine = plain if fleet.config.runtime.engine == "plain" else fastest(plain)
     return engine if ranks.number == 1 else SharedDevices(engine, fleet, memory, ranks)
+
+
+def fastest(plain: PlainDevices) -> Devices:
+    """The fast engine of where the data lies."""
+    if not plain.fleet.data.x.is_cuda:
+        return StackedDevices(plain)
+    from fedhen.runtimes.gpu.graphs import GraphDevices
+
+    return GraphDevices(plain)
 
 
 def check_alike(config: Config, data: Data, server: Server, ranks: Ranks) -> None:

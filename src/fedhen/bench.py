@@ -129,7 +129,7 @@ def measured(experiment: Experiment, rounds: int, budget: float = 40.0) -> dict[
 def score_once(experiment: Experiment) -> float:
     """Seconds that scoring all models takes."""
     began = time.perf_counter()
-    experiment.scores()
+    experiment.scores(experiment.models())
     return time.perf_counter() - began
 
 

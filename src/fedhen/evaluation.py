@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedhen.algorithm.merging import Server, Update
 from fedhen.data.dataset import Data
@@ -19,30 +20,51 @@ from fedhen.shelf import Shelf
 
 def accuracy(module: nn.Module, data: Data, batch_size: int) -> float:
     """The share of the test set that the module's last exit classifies rightly."""
-    return scored(module, data, batch_size)[0]
+    return scored(module, data, batch_size)[0][0]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which of a module's exits to score: one by itself, and some together."""
+
+    own: int = -1
+    together: tuple[int, ...] = ()
 
 
 def scored(
-    module: nn.Module, data: Data, batch_size: int, together: Sequence[int] = (), precision: Precision = FULL
-) -> tuple[float, float]:
-    """The shares of the test set that the last exit, and the mean prediction of some exits together, classify rightly.
+    module: nn.Module,
+    data: Data,
+    batch_size: int,
+    readings: Sequence[Reading] = (Reading(),),
+    precision: Precision = FULL,
+) -> list[tuple[float, float]]:
+    """For each reading, the shares of the test set that the exit, and the mean prediction of several, classify rightly.
 
     A batch size of 0 is left to us. Without exits to take together both are the same.
     """
-    batch_size = batch_size or (1000 if data.x_test.is_cuda else 100)
+    batch_size = batch_size or default_batch_size(data)
     module.eval()
     precision.choose()
-    right = torch.zeros(2, dtype=torch.int64, device=data.y_test.device)
+    right = torch.zeros(len(readings), 2, dtype=torch.int64, device=data.y_test.device)
     with torch.no_grad(), precision.autocast():
         for x, y in zip(torch.split(data.x_test, batch_size), torch.split(data.y_test, batch_size), strict=True):
             logits = module(data.inputs(x))
-            own = logits[-1].argmax(1)
-            mean = (
-                sum((logits[k].softmax(1) for k in together[1:]), logits[together[0]].softmax(1)) if together else None
-            )
-            right[0] += (own == y).sum()
-            right[1] += ((own if mean is None else mean.argmax(1)) == y).sum()
-    return int(right[0]) / len(data.y_test), int(right[1]) / len(data.y_test)
+            for row, reading in enumerate(readings):
+                own = logits[reading.own].argmax(1)
+                right[row, 0] += (own == y).sum()
+                right[row, 1] += ((mean_prediction(logits, reading.together) if reading.together else own) == y).sum()
+    return [(int(own) / len(data.y_test), int(together) / len(data.y_test)) for own, together in right]
+
+
+def mean_prediction(logits: Sequence[Tensor], exits: Sequence[int]) -> Tensor:
+    """The class that the mean of these exits' probabilities names."""
+    first, *others = (logits[k].softmax(1) for k in exits)
+    return sum(others, first).argmax(1)
+
+
+def default_batch_size(data: Data) -> int:
+    """A CPU's caches are small."""
+    return 1000 if data.x_test.is_cuda else 100
 
 
 class NothingKept:

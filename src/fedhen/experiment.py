@@ -5,24 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from fedhen import environment, toml
+from fedhen import environment, seeds, toml
 from fedhen.algorithm.holdings import Holding
 from fedhen.algorithm.local import Local
 from fedhen.algorithm.merging import Memories, Server
 from fedhen.algorithm.methods import Method
 from fedhen.config import Config
+from fedhen.cores import LARGE, operations, side_by_side
 from fedhen.data.dataset import Data
 from fedhen.errors import UserError
-from fedhen.evaluation import NothingKept, scored
+from fedhen.evaluation import NothingKept, Reading, default_batch_size, scored
 from fedhen.model_files import save_models
 from fedhen.models.nesting import Family, load_weights
-from fedhen.params import Weights, count, distance, size
+from fedhen.params import count, distance, size
 from fedhen.precision import Precision
 from fedhen.ranks import ALONE, Ranks
 from fedhen.records import Recorder
@@ -47,7 +48,9 @@ class Experiment:
     precision: Precision
     devices: Devices
     modules: dict[str, nn.Module]
-    """One of each tier, to score weights in."""
+    """One of each tier."""
+    scoring: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
+    """One of each kind of model and tier, to score weights in."""
     ranks: Ranks = ALONE
     """Who plays along."""
     reported: dict[str, Server] = field(default_factory=dict)
@@ -94,20 +97,63 @@ class Experiment:
     def scores(self, reported: Mapping[str, Server]) -> dict[str, Any]:
         """Accuracy of every model, and R(w_s, w_c) of the server's."""
         *shallower, deepest = self.server
-        found: dict[str, Any] = {"accuracy": {}, "ensemble": {}}
-        for kind, models in reported.items():
-            both = {tier: self.score(tier, weights) for tier, weights in models.items()}
-            found["accuracy"][kind] = {tier: own for tier, (own, _) in both.items()}
-            found["ensemble"][kind] = {tier: together for tier, (_, together) in both.items()}
+        both = self.scored(reported)
+        found: dict[str, Any] = {
+            part: {kind: {tier: both[kind, tier][place] for tier in self.server} for kind in reported}
+            for place, part in enumerate(("accuracy", "ensemble"))
+        }
         found["distance"] = {tier: distance(self.server[tier], self.server[deepest]) for tier in shallower}
         return found if self.config.evaluation.ensemble else {key: found[key] for key in ("accuracy", "distance")}
 
-    def score(self, tier: str, weights: Weights) -> tuple[float, float]:
-        """The accuracy of a tier's model, and that of its exits together where they are wanted."""
-        load_weights(self.modules[tier], weights)
+    def scored(self, models: Mapping[str, Server]) -> dict[tuple[str, str], tuple[float, float]]:
+        """(Kind, tier) -> the accuracy of that model, and that of its exits together where they are wanted."""
+        passes = [
+            Pass(kind, tier, read)
+            for kind, own in models.items()
+            for tier, read in one_pass_each(own, self.family).items()
+        ]
+
+        modules = {(one.kind, one.tier): self.module(one.kind, one.tier) for one in passes}
+
+        def score(one: Pass) -> list[tuple[float, float]]:
+            module = modules[one.kind, one.tier]
+            load_weights(module, models[one.kind][one.tier])
+            readings = [self.reading(one.tier, tier) for tier in one.read]
+            return scored(module, self.data, self.config.evaluation.batch_size, readings, self.precision)
+
+        if self.data.x_test.is_cuda or self.config.runtime.engine == "plain" or self.scoring_is_large:
+            found = [score(one) for one in passes]
+        else:
+            found = side_by_side(score, passes, self.config.runtime.threads or 1)
+        return {
+            (one.kind, tier): result
+            for one, results in zip(passes, found, strict=True)
+            for tier, result in zip(one.read, results, strict=True)
+        }
+
+    def reading(self, scored_in: str, tier: str) -> Reading:
+        """Where the exits of a tier's model are among those of the tier that it is scored in."""
+        places = {name: place for place, name in enumerate(self.family.exits(scored_in))}
         held = self.holdings[tier].exits if self.config.evaluation.ensemble else ()
-        places = [place for place, name in enumerate(self.family.exits(tier)) if name in held]
-        return scored(self.modules[tier], self.data, self.config.evaluation.batch_size, places, self.precision)
+        return Reading(places[tier], tuple(places[name] for name in self.family.exits(tier) if name in held))
+
+    def module(self, kind: str, tier: str) -> nn.Module:
+        """The module to score that model in."""
+        if self.data.x_test.is_cuda:
+            # One after the other, in the form that is fastest there.
+            return self.modules[tier]
+        if (kind, tier) not in self.scoring:
+            with seeds.torch_randomness(self.config.seed, "initial weights"):
+                module = self.scoring[kind, tier] = self.family.build(tier).to(self.data.x.device)
+            load_weights(module, dict(self.modules[tier].named_buffers()))
+        return self.scoring[kind, tier]
+
+    @cached_property
+    def scoring_is_large(self) -> bool:
+        """Whether the forward pass of one batch keeps the cores busy."""
+        size = self.config.evaluation.batch_size or default_batch_size(self.data)
+        sample = self.data.inputs(self.data.x_test[:2])
+        return max(operations(module.eval(), sample) for module in self.modules.values()) * size > LARGE
 
     def record(self, done: Round) -> dict[str, Any]:
         """What the seed determines about a round."""
@@ -130,6 +176,28 @@ class Experiment:
     def parameters(self) -> dict[str, int]:
         """How many numbers the model of each tier is."""
         return {tier: count(weights) for tier, weights in self.server.items()}
+
+
+class Pass(NamedTuple):
+    """The test set through the model of a tier, which scores that tier and others whose models are part of it."""
+
+    kind: str
+    tier: str
+    read: tuple[str, ...]
+
+
+def one_pass_each(models: Server, family: Family) -> dict[str, tuple[str, ...]]:
+    """Tier -> the tiers that a pass through its model scores: those nested in it that hold the very same tensors."""
+    passes: dict[str, tuple[str, ...]] = {}
+    covered: set[str] = set()
+    for tier in reversed(list(models)):
+        if tier not in covered:
+            own = models[tier]
+            nested = [t for t in family.exits(tier) if t in models and t not in covered and t != tier]
+            inside = [t for t in nested if all(own.get(name) is tensor for name, tensor in models[t].items())]
+            passes[tier] = (*inside, tier)
+            covered |= {*passes[tier]}
+    return passes
 
 
 @dataclass(frozen=True)

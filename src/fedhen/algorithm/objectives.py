@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import cross_entropy, log_softmax
 
 from fedhen.config import ObjectiveConfig
 from fedhen.errors import UserError
@@ -30,7 +30,7 @@ class SumOfExits:
 
     def __call__(self, logits: Sequence[Tensor], labels: Tensor) -> Tensor:
         """The loss of a batch."""
-        read = [(logits[place], weight) for place, weight in self._places(len(logits))]
+        read = [(logits[place], weight) for place, weight in self.places(len(logits))]
         losses = [cross_entropy(z, labels) * weight if weight != 1 else cross_entropy(z, labels) for z, weight in read]
         if self.distillation and len(read) > 1:
             losses.append(self.distillation * self._distilled([z for z, _ in read]))
@@ -39,7 +39,8 @@ class SumOfExits:
             total = total + loss
         return total
 
-    def _places(self, number: int) -> list[tuple[int, float]]:
+    def places(self, number: int) -> list[tuple[int, float]]:
+        """Which of that many exits are read, and the weight of each."""
         names = self.exits or ("",) * number
         own = number - 1
         weighted = [(k, 1.0 if k == own else self.weights.get(names[k], 1.0)) for k in range(number)[self.chosen]]
@@ -52,7 +53,8 @@ class SumOfExits:
         """
         soft = [log_softmax(z / self.temperature, dim=1) for z in logits]
         terms = [
-            kl_div(soft[k], soft[j].detach(), reduction="batchmean", log_target=True)
+            # Written out: torch has no rule for its own kl_div over several devices at once.
+            (soft[j].detach().exp() * (soft[j].detach() - soft[k])).sum() / len(soft[k])
             for k in range(len(soft))
             for j in range(len(soft))
             if j != k

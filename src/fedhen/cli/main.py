@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -48,11 +49,18 @@ def parser() -> Parser:
     return top
 
 
+def tell(message: Warning | str, *where: object, **more: object) -> None:
+    """A warning in one line, as errors are told; where in the code it was raised helps nobody here."""
+    print(f"fedhen: {str(message).strip().splitlines()[0]}", file=sys.stderr)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 2 for what the user can mend, 130 after Ctrl-C."""
     options = parser().parse_args(arguments)
     try:
-        code: int = options.run(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = tell
+            code: int = options.run(options)
         sys.stdout.flush()
         return code
     except UserError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import overload
 
+import torch
 from torch import Tensor
 
 Thunk = Callable[[], Tensor]
@@ -48,3 +49,8 @@ def each(logits: Sequence[Tensor], change: Callable[[Tensor], Tensor]) -> Sequen
         return lambda: change(logits[place])
 
     return Exits([changed(place) for place in range(len(logits))])
+
+
+def masked(logits: Sequence[Tensor], present: Tensor) -> Sequence[Tensor]:
+    """The logits with 0 for the classes that are not present."""
+    return each(logits, change=lambda z: torch.where(present, z, torch.zeros_like(z)))

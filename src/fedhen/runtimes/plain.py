@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from fedhen import seeds
@@ -18,7 +17,7 @@ from fedhen.config import Config
 from fedhen.data.batches import Visits, batch, visits
 from fedhen.data.dataset import Data
 from fedhen.local_training import Task, learning_rate, train_locally
-from fedhen.models.exits import each
+from fedhen.models.exits import masked
 from fedhen.models.nesting import Family, load_weights, weights_of
 from fedhen.params import Weights, finite, select
 from fedhen.precision import Precision
@@ -123,8 +122,7 @@ class PlainDevices:
         """With `training.masked_loss`, the logits of classes that the device does not hold are 0 in its loss."""
         if not self.fleet.config.training.masked_loss:
             return partial(lambda logits: logits)
-        present = self.fleet.data.present(device)
-        return partial(each, change=lambda z: torch.where(present, z, torch.zeros_like(z)))
+        return partial(masked, present=self.fleet.data.present(device))
 
     def rows(self, device: int, weights: Weights) -> dict[str, Tensor]:
         """With `server.label_rows`, the output rows of the classes that the device holds."""
@@ -135,8 +133,12 @@ class PlainDevices:
     def module(self, tier: str) -> nn.Module:
         """The one module that all devices of a tier train in, one after the other."""
         if tier not in self.modules:
-            with seeds.torch_randomness(self.fleet.config.seed, "initial weights"):
-                module = self.modules[tier] = self.fleet.family.build(tier).to(self.fleet.data.x.device)
+            module = self.modules[tier] = self.new_module(tier)
             saved = module.state_dict()
             self.constants[tier] = {n: b.clone() for n, b in module.named_buffers() if n not in saved}
         return self.modules[tier]
+
+    def new_module(self, tier: str) -> nn.Module:
+        """A module of that tier, always the same."""
+        with seeds.torch_randomness(self.fleet.config.seed, "initial weights"):
+            return self.fleet.family.build(tier).to(self.fleet.data.x.device)
