@@ -21,6 +21,7 @@ from fedhen.runtimes.plain import Fleet, PlainDevices
 from fedhen.runtimes.stack_training import Stack, StackTask, per_device, ticks
 from fedhen.runtimes.stack_trial import CannotStack, stacked
 from fedhen.runtimes.stacking import Stacked
+from fedhen.shelf import Shelf
 
 HEAVY = 1e6
 """A model of so many weights is bound by memory: a stack of it gains nothing, and loses the caches."""
@@ -64,6 +65,11 @@ class StackedDevices:
     def fleet(self) -> Fleet:
         """The devices' data and tasks."""
         return self.plain.fleet
+
+    @property
+    def memory(self) -> Shelf:
+        """What each device remembers, where the local variant has a memory."""
+        return self.plain.memory
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
         """Alg. 1, lines 5-15: first the stacks, side by side, then the devices that train one by one."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedhen.algorithm.local import PLAIN, Visit
 from fedhen.algorithm.merging import Update
 from fedhen.data.batches import Visits, batch
-from fedhen.models.exits import Exits, each
+from fedhen.models.exits import Exits, masked
 from fedhen.models.nesting import load_weights
 from fedhen.params import Weights
 from fedhen.rounds import Sent
@@ -26,6 +26,7 @@ from fedhen.runtimes.gpu import updates
 from fedhen.runtimes.gpu.fusing import fused
 from fedhen.runtimes.gpu.layout import Layout, layout_of
 from fedhen.runtimes.plain import Fleet, PlainDevices
+from fedhen.shelf import Shelf
 
 SLOTS = 16
 """Devices of a tier that train at the same time; more wait for the first to end."""
@@ -45,6 +46,11 @@ class GraphDevices:
     slots: dict[str, list[Slot]] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     """Tiers that the plain runtime trains."""
+
+    @property
+    def memory(self) -> Shelf:
+        """What each device remembers, where the local variant has a memory."""
+        return self.plain.memory
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
         """Alg. 1, lines 5-15: all active devices at once."""
@@ -244,7 +250,7 @@ class Slot:
         """What of the logits the objective sees: see `PlainDevices.view`."""
         if not self.fleet.config.training.masked_loss:
             return logits
-        return each(logits, lambda z: torch.where(self.present, z, torch.zeros_like(z)))
+        return masked(logits, self.present)
 
     def load(self, start: Tensor, received: Weights, device: int, visit: Visit, lr: float) -> None:
         """Take a device in: its weights, its correction, its settings."""
