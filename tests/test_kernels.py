@@ -115,7 +115,7 @@ def test_the_update_is_clipped_sgd(corrects: bool, momentum: float) -> None:
     pull = 0.3 if corrects else 0.0
     state.settings.copy_(torch.tensor([0.1, 10.0, pull, 0.01, momentum]))
     parts = {"a": gradient[:20000].bfloat16(), "b": gradient[20032:20102].clone()}
-    table = torch.tensor(updates.addresses(layout, parts), device=WHERE)
+    table = torch.tensor(updates.addresses(layout, state.blocks, parts), device=WHERE)
     weights = torch.nn.Parameter(start.clone())
     sgd = torch.optim.SGD([weights], lr=0.1, momentum=momentum, weight_decay=0.01)
     for _ in range(2):

@@ -181,7 +181,7 @@ class Slot:
         torch.cuda.synchronize()
         # The usual size is worth a search for its fastest convolutions; a short batch is not.
         torch.backends.cudnn.benchmark = size == self.fleet.config.training.batch_size
-        graph, table = torch.cuda.CUDAGraph(), torch.zeros_like(state.begins, dtype=torch.int64)
+        graph, table = torch.cuda.CUDAGraph(), torch.zeros_like(state.blocks.begins, dtype=torch.int64)
         try:
             with torch.cuda.stream(self.stream):
                 if tried:
@@ -231,7 +231,7 @@ class Slot:
         found = torch.autograd.grad(loss, self.leaves)
         # Held until the update has been launched, or captured: it reads them by their addresses.
         gradients = {n: self.laid(n, g) for n, g in zip(self.layout.shapes, found, strict=True)}
-        addresses = torch.tensor(updates.addresses(self.layout, gradients))
+        addresses = torch.tensor(updates.addresses(self.layout, self.state.blocks, gradients))
         if not torch.cuda.is_current_stream_capturing():
             table.copy_(addresses)
         updates.update(self.state, table)

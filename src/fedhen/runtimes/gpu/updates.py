@@ -15,7 +15,20 @@ from fedhen.runtimes.gpu.layout import Layout
 
 BLOCK = 4096
 """Numbers that one program updates: a divisor of the sizes of most weights, so that most blocks are whole."""
+TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 SETTINGS = ("lr", "clip", "pull", "decay", "momentum")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The parts that weights are updated in, each a part of one weight, whole blocks of the leading ones first."""
+
+    parts: Sequence[tuple[str, int, int]]
+    """Weight, where the part begins in the flat vectors, and how many numbers it has."""
+    whole: int
+    """How many, from the first on, have BLOCK numbers and gradients of one type."""
+    begins: Tensor
+    counts: Tensor
 
 
 @dataclass
@@ -30,9 +43,7 @@ class State:
     offset: Tensor | None
     """The correction's, where the local variant has one."""
     momenta: Tensor | None
-    begins: Tensor
-    counts: Tensor
-    """The blocks: each is a part of one weight."""
+    blocks: Blocks
     sums: Tensor
     """Room for the blocks' sums of squares."""
     factor: Tensor
@@ -41,67 +52,73 @@ class State:
 
 def new_state(layout: Layout, like: Tensor, corrects: bool, moves: bool) -> State:
     """Zeros for the weights of a layout."""
-    zeros = partial(like.new_zeros, dtype=like.dtype)
-    parts = [part for name in layout.places for part in blocks(layout, name)]
-    begins, counts = torch.tensor(parts, dtype=torch.int32, device=like.device).T.contiguous()
+    zeros, found = partial(like.new_zeros, dtype=like.dtype), blocks_of(layout, like.device)
     return State(
         weights=zeros(layout.size),
         low=like.new_zeros(layout.lowered, dtype=torch.bfloat16),
         settings=zeros(len(SETTINGS)),
         offset=zeros(layout.size) if corrects else None,
         momenta=zeros(layout.size) if moves else None,
-        begins=begins,
-        counts=counts,
-        sums=zeros(len(parts)),
+        blocks=found,
+        sums=zeros(len(found.parts)),
         factor=zeros(1),
     )
 
 
-def blocks(layout: Layout, name: str) -> list[tuple[int, int]]:
-    """Where each block of a weight begins in the flat vectors, and how many numbers it has."""
-    begin, many = layout.places[name], layout.shapes[name].numel()
-    return [(begin + first, min(BLOCK, many - first)) for first in range(0, many, BLOCK)]
+def blocks_of(layout: Layout, device: torch.device) -> Blocks:
+    """A layout cut into blocks."""
+    parts = [
+        (name, begin + first, min(BLOCK, layout.shapes[name].numel() - first))
+        for name, begin in layout.places.items()
+        for first in range(0, layout.shapes[name].numel(), BLOCK)
+    ]
+
+    def is_whole(part: tuple[str, int, int]) -> bool:
+        # In full precision all gradients are of one type.
+        return part[2] == BLOCK and (part[1] < layout.lowered or not layout.lowered)
+
+    parts.sort(key=lambda part: not is_whole(part))
+    begins, counts = (torch.tensor([p[k] for p in parts], dtype=torch.int32, device=device) for k in (1, 2))
+    return Blocks(parts, sum(map(is_whole, parts)), begins, counts)
 
 
-def addresses(layout: Layout, gradients: Mapping[str, Tensor]) -> Sequence[int]:
+def addresses(layout: Layout, blocks: Blocks, gradients: Mapping[str, Tensor]) -> Sequence[int]:
     """Where the gradient of each block lies in memory; the gradients must lie as the weights do in the layout."""
     return [
         gradients[name].data_ptr() + (begin - layout.places[name]) * gradients[name].element_size()
-        for name in layout.places
-        for begin, _ in blocks(layout, name)
+        for name, begin, _ in blocks.parts
     ]
 
 
 @triton.jit
-def _corrected(w, offset, pull, address, begin, count, lowered, LOW, CORRECTS, WHOLE: tl.constexpr, BLOCK):
-    """A block of the gradient, with the local variant's correction."""
+def _corrected(w, offset, settings, address, begin, count, lowered, LEAD, CORRECTS, WHOLE: tl.constexpr, BLOCK):
+    """A block of the gradient, with the local variant's correction, and which of its numbers there are."""
     at = tl.arange(0, BLOCK)
-    # A mask that is true everywhere lets the compiler read many numbers at once.
+    # Without a mask, and with one type, many numbers are read at once.
     inside = at < BLOCK if WHOLE else at < count
-    if begin < lowered:
-        grad = tl.load(tl.multiple_of(address.to(tl.pointer_type(LOW)), 16) + at, inside, 0.0).to(w.dtype.element_ty)
+    if WHOLE:
+        grad = tl.load(tl.multiple_of(address.to(tl.pointer_type(LEAD)), 16) + at).to(w.dtype.element_ty)
+    elif begin < lowered:
+        grad = tl.load(address.to(tl.pointer_type(LEAD)) + at, inside, 0.0).to(w.dtype.element_ty)
     else:
-        grad = tl.load(tl.multiple_of(address.to(w.dtype), 16) + at, inside, 0.0)
+        grad = tl.load(address.to(w.dtype) + at, inside, 0.0)
     if CORRECTS:
-        grad += tl.load(offset + begin + at, inside, 0.0) + pull * tl.load(w + begin + at, inside, 0.0)
+        grad += tl.load(offset + begin + at, inside, 0.0)
+        grad += tl.load(settings + 2) * tl.load(w + begin + at, inside, 0.0)
     return grad, inside
 
 
 @triton.jit
 def _squares(
-    w, offset, settings, table, begins, counts, sums, lowered,
-    LOW: tl.constexpr, CORRECTS: tl.constexpr, BLOCK: tl.constexpr,
+    w, offset, settings, table, begins, counts, sums, lowered, first,
+    LEAD: tl.constexpr, CORRECTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sum of the squares of one block of the corrected gradient."""
-    block = tl.program_id(0)
-    count, address, pull = tl.load(counts + block), tl.load(table + block), tl.load(settings + 2)
+    block = first + tl.program_id(0)
+    count, address = tl.load(counts + block), tl.load(table + block)
     begin = tl.multiple_of(tl.load(begins + block), 64)
-    if count == BLOCK:
-        grad, _ = _corrected(w, offset, pull, address, begin, count, lowered, LOW, CORRECTS, True, BLOCK)
-        tl.store(sums + block, tl.sum(grad * grad))
-    else:
-        grad, _ = _corrected(w, offset, pull, address, begin, count, lowered, LOW, CORRECTS, False, BLOCK)
-        tl.store(sums + block, tl.sum(grad * grad))
+    grad, _ = _corrected(w, offset, settings, address, begin, count, lowered, LEAD, CORRECTS, WHOLE, BLOCK)
+    tl.store(sums + block, tl.sum(grad * grad))
 
 
 @triton.jit
@@ -117,49 +134,44 @@ def _clip(sums, settings, factor, number, PARTS: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def _step(w, low, momenta, settings, begin, grad, inside, lowered, LOW, MOVES, BLOCK: tl.constexpr):
-    """Decay, momentum and step of one block of the clipped gradient."""
+def _update(
+    w, low, offset, momenta, settings, table, begins, counts, factor, lowered, first,
+    LEAD: tl.constexpr, CORRECTS: tl.constexpr, MOVES: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Clip, decay, momentum and step of one block, and the lower-precision copy of the weights beside."""
+    block = first + tl.program_id(0)
+    count, address = tl.load(counts + block), tl.load(table + block)
+    begin = tl.multiple_of(tl.load(begins + block), 64)
+    grad, inside = _corrected(w, offset, settings, address, begin, count, lowered, LEAD, CORRECTS, WHOLE, BLOCK)
     at = begin + tl.arange(0, BLOCK)
     value = tl.load(w + at, inside, 0.0)
-    grad += tl.load(settings + 3) * value
+    grad = grad * tl.load(factor) + tl.load(settings + 3) * value
     if MOVES:
         grad += tl.load(settings + 4) * tl.load(momenta + at, inside, 0.0)
         tl.store(momenta + at, grad, inside)
     value -= tl.load(settings) * grad
     tl.store(w + at, value, inside)
     if begin < lowered:
-        tl.store(low + at, value.to(LOW), inside)
-
-
-@triton.jit
-def _update(
-    w, low, offset, momenta, settings, table, begins, counts, factor, lowered,
-    LOW: tl.constexpr, CORRECTS: tl.constexpr, MOVES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The step of one block, and the lower-precision copy of the weights beside."""
-    block = tl.program_id(0)
-    count, address, pull = tl.load(counts + block), tl.load(table + block), tl.load(settings + 2)
-    begin, left = tl.multiple_of(tl.load(begins + block), 64), tl.load(factor)
-    if count == BLOCK:
-        grad, inside = _corrected(w, offset, pull, address, begin, count, lowered, LOW, CORRECTS, True, BLOCK)
-        _step(w, low, momenta, settings, begin, grad * left, inside, lowered, LOW, MOVES, BLOCK)
-    else:
-        grad, inside = _corrected(w, offset, pull, address, begin, count, lowered, LOW, CORRECTS, False, BLOCK)
-        _step(w, low, momenta, settings, begin, grad * left, inside, lowered, LOW, MOVES, BLOCK)
+        tl.store(low + at, value.to(low.dtype.element_ty), inside)
 
 
 def update(state: State, table: Tensor) -> None:
     """One step of Alg. 2: correction, clip, decay, momentum, step. `table` holds the gradient blocks' addresses."""
-    number, lowered = len(state.begins), len(state.low)
+    blocks, lowered = state.blocks, len(state.low)
     offset = state.weights if state.offset is None else state.offset
     momenta = state.weights if state.momenta is None else state.momenta
     corrects, moves = state.offset is not None, state.momenta is not None
-    blocks = table, state.begins, state.counts
-    _squares[(number,)](
-        state.weights, offset, state.settings, *blocks, state.sums, lowered, tl.bfloat16, corrects, BLOCK
-    )
+    lead = tl.bfloat16 if lowered else TYPES[state.weights.dtype]
+    number, places = len(blocks.parts), (table, blocks.begins, blocks.counts)
+    pieces = [(first, many, whole) for first, many, whole in
+              ((0, blocks.whole, True), (blocks.whole, number - blocks.whole, False)) if many]  # fmt: skip
+    for first, many, whole in pieces:
+        _squares[(many,)](
+            state.weights, offset, state.settings, *places, state.sums, lowered, first, lead, corrects, whole, BLOCK
+        )
     _clip[(1,)](state.sums, state.settings, state.factor, number, triton.cdiv(number, 1024), 1024)
-    _update[(number,)](
-        state.weights, state.low, offset, momenta, state.settings, *blocks, state.factor,
-        lowered, tl.bfloat16, corrects, moves, BLOCK,
-    )  # fmt: skip
+    for first, many, whole in pieces:
+        _update[(many,)](
+            state.weights, state.low, offset, momenta, state.settings, *places, state.factor, lowered, first,
+            lead, corrects, moves, whole, BLOCK,
+        )  # fmt: skip
