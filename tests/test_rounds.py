@@ -239,7 +239,7 @@ def test_a_loss_that_is_not_finite_is_recorded_as_none() -> None:
     """The weights may be finite all the same, as where a model masks a class with −∞."""
     run = experiment()
     (done,) = one_round(run, run.devices, [0], Rules(FEDHEN, run.activate, ServerConfig()))
-    assert replace(done, updates=[replace(done.updates[0], loss=math.inf)]).loss is None
+    assert replace(done, losses={0: math.inf}).loss is None
 
 
 def first_update(method: str = "fedhen", active: int = 0, **settings: object) -> Update:

@@ -114,10 +114,12 @@ class LastModels(NothingKept):
             tier = self.tier_of[device]
             self.trained.add(tier)
             if device in self.rows:
-                self.moved[tier] -= self.fixed[tier].of(self.rows.vector(device)) - self.start[tier]
+                self.moved[tier] -= self.fixed[tier].of(self.rows.vector(device))
+                self.moved[tier] += self.start[tier]
             if device in own:
                 vector = pack({name: own[device].weights[name] for name in self.initial[tier]})
-                self.moved[tier] += self.fixed[tier].of(vector) - self.start[tier]
+                self.moved[tier] += self.fixed[tier].of(vector)
+                self.moved[tier] -= self.start[tier]
                 self.rows.put(device, vector, self.initial[tier])
             elif device in self.rows:
                 del self.rows[device]

@@ -35,7 +35,7 @@ class FixedPoint:
 
     def of(self, vector: Tensor) -> Tensor:
         """Packed weights as whole numbers of steps."""
-        return (vector.double() * self.steps).round_().clamp_(-self.most, self.most).long()
+        return vector.to(torch.float64, copy=True).mul_(self.steps).round_().clamp_(-self.most, self.most).long()
 
     def mean(self, total: Tensor) -> Tensor:
         """The mean over all devices of what adds up to `total`, in float64."""

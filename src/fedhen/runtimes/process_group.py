@@ -1,4 +1,4 @@
-"""Ranks processes over torch.distributed: NCCL between GPUs, gloo between CPUs. Numbers and JSON travel, no pickles."""
+"""Several ranks over torch.distributed: NCCL between GPUs, gloo between CPUs. Numbers and JSON travel, no pickles."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -31,8 +32,8 @@ from fedhen.ranks import ALONE, RankLost, Ranks
 T = TypeVar("T")
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others: as long as the slowest one's share of a round may take."""
-ERROR = "fedhen/error"
 MOMENT = timedelta(seconds=3)
+"""How long a rank that stops waits for rank 0 to say the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class Joined(Ranks):
         # 0: nobody here has folded such a weight, 1: whole tensors, 2: some elements more often than others.
         own = [int(n in average.sums) + isinstance(average.counts.get(n), Tensor) for n in names]
         found = {n: max(each) for n, *each in zip(names, *self.gather(own), strict=True) if max(each)}
+        if not found:
+            return average
         whole = [n for n in found if found[n] == 1]
         shapes = average.shapes
         parts = [average.sums[n].reshape(-1) if n in average.sums else self._zeros(shapes[n]) for n in found]
@@ -120,16 +123,16 @@ class Joined(Ranks):
 
     def say(self, error: str) -> None:
         """Rank 0 tells it; another rank does where rank 0 does not have the same."""
+        told = f"fedhen/error/{crc32(error.encode())}"
         if not self.rank:
             print(f"fedhen: {error}", file=sys.stderr, flush=True)
             with contextlib.suppress(RuntimeError):
-                self.store.set(ERROR, error)
+                self.store.set(told, "")
             return
-        with contextlib.suppress(RuntimeError):
-            self.store.wait([ERROR], MOMENT)
-            if self.store.get(ERROR).decode() == error:
-                return
-        print(f"fedhen: rank {self.rank} stopped: {error}", file=sys.stderr, flush=True)
+        try:
+            self.store.wait([told], MOMENT)
+        except RuntimeError:
+            print(f"fedhen: rank {self.rank} stopped: {error}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
