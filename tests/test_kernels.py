@@ -1,4 +1,4 @@
-"""The GPU kernels against torch: on a GPU, or on a CPU through Triton's interpreter (`TRITON_INTERPRET=1`)."""
+"""The GPU kernels against torch: on a GPU where there is one, else on the CPU through Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch.nn import functional as F
 
 from fedhen.models.preact_resnet import mixed
 
-pytest.importorskip("triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a CUDA device"),
-]
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
+if WHERE == "cpu":
+    # Read when Triton is imported, which nothing else does on a CPU.
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton", reason="Triton is made for Linux alone")
+pytestmark = [pytest.mark.gpu] * (WHERE == "cuda")
 
 
 def images(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -125,3 +124,47 @@ def test_the_update_is_clipped_sgd(corrects: bool, momentum: float) -> None:
         updates.update(state, table)
     assert close(state.weights, weights.detach(), 1e-6)
     assert close(state.low, weights.detach()[:20032], 4e-3)
+
+
+def test_a_rewritten_network_computes_the_same() -> None:
+    """Every norm with its ReLU, the exit's pool and the plain convolutions are replaced, and no weight is renamed."""
+    from fedhen.models.preact_resnet import Shape, preact_resnet
+    from fedhen.runtimes.gpu.fusing import fused
+
+    family = preact_resnet(Shape(widths=(16, 32, 64, 128), blocks=(1, 2, 1, 1)))
+    module = family.build("complex").to(WHERE).train()
+    rewritten = fused(module)
+    names = [getattr(node.target, "__name__", "") for node in rewritten.graph.nodes]  # type: ignore[union-attr]
+    assert names.count("norm_relu") + names.count("add_norm_relu") == 10
+    assert (names.count("mix_pool"), names.count("stem"), names.count("conv3x3")) == (1, 1, 7)
+    assert dict(rewritten.named_parameters()).keys() == dict(module.named_parameters()).keys()
+    x = torch.randn(4, 3, 32, 32, device=WHERE)
+    for found, expected in zip(rewritten(x), module(x), strict=True):
+        assert close(found.detach(), expected.detach(), 1e-4)
+
+
+def test_a_module_that_cannot_be_traced_stays_as_it_is() -> None:
+    from fedhen.runtimes.gpu.fusing import fused
+
+    class Branches(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    module = Branches()
+    assert fused(module) is module
+
+
+def test_weights_lie_in_a_vector_and_come_back() -> None:
+    from fedhen.models.preact_resnet import Shape, preact_resnet
+    from fedhen.runtimes.gpu.layout import ALIGNMENT, layout_of
+
+    module = preact_resnet(Shape(widths=(8, 12, 16, 20), groups=1)).build("complex")
+    weights = {name: p.detach() for name, p in module.named_parameters()}
+    layout = layout_of(module, weights, lower=True)
+    vector = layout.spread(layout.gather(weights))
+    assert all(torch.equal(layout.view(vector, name), w) for name, w in weights.items())
+    assert all(torch.equal(back, weights[name]) for name, back in layout.collect(vector).items())
+    assert all(begin % ALIGNMENT == 0 for begin in layout.places.values())
+    # Products' weights come first; norms and the pool's mix keep full precision.
+    low = {name for name, begin in layout.places.items() if begin < layout.lowered}
+    assert {name for name in weights if "norm" in name or "alpha" in name} == weights.keys() - low

@@ -1,0 +1,50 @@
+"""`fedhen bench`: what it counts, and what it says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedhen.assembly import assemble
+from fedhen.bench import operations
+from fedhen.cli import main
+from fedhen.recipes import recipe_named
+
+
+def test_operations_are_those_of_the_layers() -> None:
+    """Six a multiplication: forward, and backward to inputs and weights; nothing flows back to the images."""
+    stem = 1 * 16 * 9 * 64
+    simple = stem + 2 * 16 * 16 * 9 * 64 + (16 * 32 * 9 + 32 * 32 * 9 + 16 * 32) * 16 + 32 * 10
+    experiment = assemble(recipe_named("digits"), accelerator="cpu")
+    assert operations(experiment, "simple") == 6 * simple - 2 * stem
+    deep = (32 * 64 + 64 * 64) * 9 * 4 + 32 * 64 * 4 + (64 * 128 + 128 * 128) * 9 * 4 + 64 * 128 * 4 + 128 * 10
+    assert operations(experiment, "complex") == 6 * (simple + deep) - 2 * stem
+
+
+def test_bench_measures_both_loops(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "digits", "--rounds", "1", "--json", "--accelerator", "cpu", "--set", "data.limit=200"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["ratio"] == pytest.approx(found["plain"]["seconds_a_round"] / found["fast"]["seconds_a_round"])
+    # 6 active devices, 10 examples each in one batch, 3 epochs.
+    for loop in (found["plain"], found["fast"]):
+        assert loop["steps_a_second"] * loop["train"] == pytest.approx(18)
+        assert 0 < loop["share_of_ceiling"] < 1
+    side = found["side_objective"]
+    # The exit: a mix and a head from 32 channels to 10 classes, in four bytes each.
+    assert side["with"]["bytes_each_way"] - side["without"]["bytes_each_way"] == 4 * (1 + 320 + 10)
+    assert side["ratio"]["gflop_an_example"] > 1
+    assert "measuring" in err
+
+
+def test_bench_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--set", "data.limit=100", "--set", "training.epochs=1", "--quiet", "--accelerator", "cpu"]
+    assert main(["bench", "--rounds", "1", *small]) == 0
+    out, err = capsys.readouterr()
+    assert "times as fast as the plain loop" in out and "seconds a round" in out and not err
+
+
+def test_without_a_round_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--rounds", "0"]) == 2
+    assert "--rounds 0: it must be at least 1" in capsys.readouterr().err
