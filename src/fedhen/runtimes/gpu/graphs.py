@@ -131,6 +131,9 @@ class Slot:
         learned = fleet.holdings[tier].learned
         if learned - dict(module.named_parameters()).keys():
             raise CannotCapture("some of its weights are one and the same")
+        kinds = {p.dtype for n, p in module.named_parameters() if n in learned}
+        if len(kinds) > 1 or not kinds <= updates.TYPES.keys():
+            raise CannotCapture(f"its weights are of type {', '.join(sorted(map(str, kinds)))}")
         self.layout: Layout = layout_of(module, learned, lower=fleet.precision.name == "bf16")
         like = next(p for n, p in module.named_parameters() if n in learned)
         moves = fleet.config.training.momentum != 0
