@@ -13,6 +13,7 @@ PACKAGE = Path(fedhen.__file__).parent
 ROOMS = [
     "version",
     "errors",
+    "salvage",
     "config",
     "schema",
     "toml",
@@ -31,7 +32,6 @@ ROOMS = [
     "local_training",
     "rounds",
     "evaluation",
-    "salvage",
     "records",
     "folders",
     "model_files",
