@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhen import Family
+from fedhen import Data, Family, per_device
+from fedhen.algorithm.merging import Reply, Update
+
+
+def came_back(replies: Iterable[Reply]) -> list[Update]:
+    """What the devices sent, none of which failed."""
+    replies = list(replies)
+    updates = [reply for reply in replies if isinstance(reply, Update)]
+    assert updates == replies
+    return updates
 
 
 class TwoExits(nn.Module):
@@ -48,3 +60,30 @@ class Scalars(nn.Module):
 
 def scalars() -> Family:
     return Family({"simple": lambda: Scalars(False), "complex": lambda: Scalars(True)})
+
+
+class Words(nn.Module):
+    """A mean of word vectors with two exits: a word that it does not know makes it raise, as a broken device would."""
+
+    def __init__(self, deep: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 4)
+        self.exit = nn.Linear(4, 3)
+        self.top = nn.Linear(4, 3) if deep else None
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        h = self.words(x).mean(1)
+        return [self.exit(h)] + ([self.top(torch.tanh(h))] if self.top is not None else [])
+
+
+def words() -> Family:
+    return Family({"simple": lambda: Words(False), "complex": lambda: Words(True)})
+
+
+def texts(unknown: Iterable[int] = ()) -> Data:
+    """Eight devices with ten texts of three words each; those named have words that the model does not know."""
+    rng = np.random.default_rng(0)
+    devices = [(rng.integers(0, 10, (10, 3)), rng.integers(0, 3, 10)) for _ in range(8)]
+    for device in unknown:
+        devices[device][0][4] = 11
+    return per_device(devices, rng.integers(0, 10, (20, 3)), rng.integers(0, 3, 20), classes=3)

@@ -244,7 +244,6 @@ def test_a_damaged_run_folder_is_named(capsys: pytest.CaptureFixture[str], tmp_p
         ("summary.json", "[]"),
         ("summary.json", "{}"),
         ("environment.json", "[1]"),
-        ("timing.jsonl", '{"round": 1}'),
         ("rounds.jsonl", ""),
         ("rounds.jsonl", '{"round": 1, "active": [], "loss": 1, "bytes": {}}'),
         ("config.toml", "recipe = 1"),

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from families import two_exits
+from families import came_back, two_exits
 from fedhen import Family, schema, toml
-from fedhen.algorithm.merging import Server, Update
+from fedhen.algorithm.merging import Reply, Server, Update
 from fedhen.algorithm.methods import FEDHEN, NOSIDE
 from fedhen.assembly import assemble
 from fedhen.config import Config, DevicesConfig, ServerConfig, TrainingConfig
@@ -55,7 +55,7 @@ def one_round(run: Experiment, devices: Devices, active: list[int], rules: Rules
 
 def first(run: Experiment, number: int, active: list[int]) -> Update:
     """What the first of these devices sends back."""
-    return next(run.devices.train(number, Sent(run.server, run.memories.mean), active))
+    return came_back(run.devices.train(number, Sent(run.server, run.memories.mean), active))[0]
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_ones(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ class Reversed:
     def __init__(self, devices: Devices) -> None:
         self.devices = devices
 
-    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         return self.devices.train(round_number, sent, list(active)[::-1])
 
 
@@ -192,7 +192,7 @@ def test_a_models_own_randomness_and_state_depend_on_round_and_device_alone() ->
 
     def trained(number: int, active: list[int], device: int) -> Weights:
         torch.manual_seed(number + device)
-        updates = {u.device: u.weights for u in noisy.devices.train(number, Sent(noisy.server, {}), active)}
+        updates = {u.device: u.weights for u in came_back(noisy.devices.train(number, Sent(noisy.server, {}), active))}
         return updates[device]
 
     once = trained(1, [0], 0)
@@ -208,7 +208,7 @@ def test_dropout_has_its_own_address() -> None:
     shards = (np.array([0]), np.array([0]))
     one = replace(config(), tiers={"only": 1.0}, devices=DevicesConfig(number=2, active=2))
     noisy = assemble(one, data=Data(x, y, x, y, 3, shards), family=Family({"only": Noisy}), accelerator="cpu")
-    results = [u.weights for t in (1, 2) for u in noisy.devices.train(t, Sent(noisy.server, {}), [0, 1])]
+    results = [u.weights for t in (1, 2) for u in came_back(noisy.devices.train(t, Sent(noisy.server, {}), [0, 1]))]
     assert len({tuple(w["inner.body.weight"].flatten().tolist()) for w in results}) == 4
 
 
@@ -218,8 +218,8 @@ class Poisoned:
     def __init__(self, devices: Devices, victim: int, bad: float) -> None:
         self.devices, self.victim, self.bad = devices, victim, bad
 
-    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
-        for update in self.devices.train(round_number, sent, active):
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
+        for update in came_back(self.devices.train(round_number, sent, active)):
             if update.device == self.victim:
                 update.weights["body.bias"][0] = self.bad
             yield update

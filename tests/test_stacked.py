@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from families import TwoExits, two_exits
+from families import TwoExits, came_back, two_exits
 from fedhen import Family, cores, schema
 from fedhen.algorithm.merging import share_common_weights
 from fedhen.algorithm.methods import Method
@@ -159,7 +159,7 @@ def test_an_unread_exit_comes_back_to_the_bit() -> None:
     """NoSide's complex devices hold the simple exit, and no loss of theirs reaches it."""
     fast = experiment("fast", resnet(), images(), method="noside", training={"momentum": 0.9})
     sent = Sent(fast.server, fast.memories.mean)
-    for update in fast.devices.train(1, sent, [4, 5, 6]):
+    for update in came_back(fast.devices.train(1, sent, [4, 5, 6])):
         untouched = [n for n in update.weights if n not in update.trained]
         assert untouched and all(torch.equal(update.weights[n], sent.models["complex"][n]) for n in untouched)
 
@@ -281,7 +281,7 @@ def test_what_cannot_be_stacked_trains_as_before_and_says_so_once(family: Family
     plain, fast = (experiment(engine, family, data) for engine in ("plain", "fast"))
     sent, active = Sent(plain.server, {}), [0, 1, 4, 6]
     with told() as messages:
-        pairs = [[*run.devices.train(number, sent, active)] for number in (1, 2) for run in (plain, fast)]
+        pairs = [came_back(run.devices.train(number, sent, active)) for number in (1, 2) for run in (plain, fast)]
     apart = {tier for tier in ("simple", "complex") if fast.devices.stacks[tier, 0] is None}  # type: ignore[attr-defined]
     assert apart >= {"complex"}
     assert messages == [
@@ -319,8 +319,8 @@ def test_a_device_that_diverges_does_so_alone() -> None:
     poisoned = per_device([(x[s], data.y[s]) for s in shares], data.x_test, data.y_test, 3)
     runs = [experiment("fast", two_exits(), poisoned) for _ in range(2)]
     sent = Sent(runs[0].server, {})
-    with_it = {u.device: u for u in runs[0].devices.train(1, sent, [0, 1, 2])}
-    without = {u.device: u for u in runs[1].devices.train(1, sent, [0, 2])}
+    with_it = {u.device: u for u in came_back(runs[0].devices.train(1, sent, [0, 1, 2]))}
+    without = {u.device: u for u in came_back(runs[1].devices.train(1, sent, [0, 2]))}
     assert not all(bool(torch.isfinite(t).all()) for t in with_it[1].weights.values())
     for device in (0, 2):
         for name, tensor in without[device].weights.items():

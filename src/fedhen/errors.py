@@ -10,6 +10,11 @@ class UserError(ValueError):
     """Something the user can mend; the message says what, in one line."""
 
 
+def one_line(text: str) -> str:
+    """Text from anywhere as one line that cannot steer a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not among the known ones, with the nearest one that is."""
     names = list(known)

@@ -21,12 +21,13 @@ from fedhen.cores import LARGE, operations, side_by_side
 from fedhen.data.dataset import Data
 from fedhen.errors import UserError
 from fedhen.evaluation import NothingKept, Reading, default_batch_size, scored
+from fedhen.faults import within_memory
 from fedhen.model_files import save_models
 from fedhen.models.nesting import Family, load_weights
 from fedhen.params import count, distance, size
 from fedhen.precision import Precision
 from fedhen.ranks import ALONE, Ranks
-from fedhen.records import Recorder
+from fedhen.records import Recorder, record_errors, writing
 from fedhen.rounds import Activate, Devices, Round, Rules, rounds
 
 
@@ -56,6 +57,7 @@ class Experiment:
     reported: dict[str, Server] = field(default_factory=dict)
     """The models of the last evaluated round, which is the last one in the end."""
 
+    @within_memory
     def play(self) -> Iterator[Step]:
         """Play all rounds; each step is what the next line of the run folder says."""
         rules = Rules(self.method, self.checked_active, self.config.server, self.local, self.ranks)
@@ -71,7 +73,7 @@ class Experiment:
                 scores = self.ranks.first(partial(self.scores, self.reported))
             ended = time.perf_counter()
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
-            step = Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()})
+            step = Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()}, done.failed)
             # The devices' updates need not outlive the round: the next one brings as many.
             del done
             yield step
@@ -157,15 +159,19 @@ class Experiment:
 
     def record(self, done: Round) -> dict[str, Any]:
         """What the seed determines about a round."""
-        active = {tier: sum(self.tier_of[device] == tier for device in done.active) for tier in done.server}
-        beside = {tier: self.local.copies * size(mean) for tier, mean in self.memories.mean.items()}
-        sent = {tier: active[tier] * (size(weights) + beside[tier]) for tier, weights in done.server.items()}
+        each = {tier: size(w) + self.local.copies * size(self.memories.mean[tier]) for tier, w in done.server.items()}
+        # A device that failed has sent nothing back.
+        down, up = (
+            {tier: sum(self.tier_of[device] == tier for device in devices) * each[tier] for tier in done.server}
+            for devices in (done.active, set(done.active) - set(done.failed))
+        )
         return {
             "round": done.number,
             "active": done.active,
             "dropped": done.dropped,
+            **({"failed": list(done.failed)} if done.failed else {}),
             "loss": done.loss,
-            "bytes": {"down": sent, "up": sent},
+            "bytes": {"down": down, "up": up},
         }
 
     def about_models(self) -> dict[str, dict[str, Any]]:
@@ -206,6 +212,8 @@ class Step:
 
     record: dict[str, Any]
     timing: dict[str, float]
+    failed: dict[int, str] = field(default_factory=dict)
+    """Devices whose training raised, with their errors."""
 
 
 def play_into(folder: Path, experiment: Experiment) -> Iterator[Step]:
@@ -215,8 +223,9 @@ def play_into(folder: Path, experiment: Experiment) -> Iterator[Step]:
         return
     began, steps = time.perf_counter(), []
     described = environment.describe(experiment.data.x.device, experiment.ranks)
-    with Recorder(folder, toml.to_toml(experiment.config), described) as recorder:
+    with writing(folder), Recorder(folder, toml.to_toml(experiment.config), described) as recorder:
         for step in experiment.play():
+            record_errors(folder, step.record["round"], step.failed)
             recorder.round(step.record, step.timing)
             steps.append(step.record)
             yield step
@@ -237,6 +246,7 @@ def summary(experiment: Experiment, records: list[dict[str, Any]], seconds: floa
         "final": scored[-1],
         "best": best,
         "dropped": sum(len(r["dropped"]) for r in records),
+        "failed": sum(len(r.get("failed", ())) for r in records),
         "bytes": sum(n for r in records for way in r["bytes"].values() for n in way.values()),
         "seconds": round(seconds, 3),
     }

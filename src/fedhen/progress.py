@@ -120,7 +120,7 @@ class Pace:
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
-        self.played, self.done, self.seconds, self.dropped = 0, 0, 0.0, 0
+        self.played, self.done, self.seconds, self.dropped, self.failed = 0, 0, 0.0, 0, 0
         self.scores: Mapping[str, float] = {}
 
     def take(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
@@ -128,14 +128,16 @@ class Pace:
         self.done, self.played = record["round"], self.played + 1
         self.seconds += timing["total"]
         self.dropped += len(record["dropped"])
+        self.failed += len(record.get("failed", ()))
         if "accuracy" in record:
             self.scores = record["accuracy"][reported(record["accuracy"])]
 
     @property
     def accuracies(self) -> str:
-        """The accuracy of each tier, and how many devices were dropped, if any."""
+        """The accuracy of each tier, and how many devices were dropped or failed, if any."""
         parts = [f"{tier} {100 * score:.1f} %" for tier, score in self.scores.items()]
-        return "  ".join(parts + ([f"{self.dropped} dropped"] if self.dropped else []))
+        parts += [f"{self.dropped} dropped"] * bool(self.dropped) + [f"{self.failed} failed"] * bool(self.failed)
+        return "  ".join(parts)
 
     @property
     def speed(self) -> str:

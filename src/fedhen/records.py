@@ -4,6 +4,7 @@ config.toml        the complete configuration; `fedhen run --config` repeats the
 environment.json   versions and hardware
 rounds.jsonl       one object a round: what the seed determines, and nothing else
 timing.jsonl       one object a round: seconds
+errors.jsonl       devices whose training raised, the first hundred of them; only where there are some
 summary.json       written last: the run is finished if it is there
 models/            the weights of each tier, server and all-devices average (if it is kept), in safetensors
 """
@@ -11,27 +12,34 @@ models/            the weights of each tier, server and all-devices average (if 
 from __future__ import annotations
 
 import json
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from fedhen.errors import UserError
+from fedhen import salvage
+from fedhen.errors import UserError, one_line
+from fedhen.salvage import WRONG, mapping, number, text, whole
 
-CONFIG, ENVIRONMENT, ROUNDS, TIMING, SUMMARY, MODELS = (
+CONFIG, ENVIRONMENT, ROUNDS, TIMING, ERRORS, SUMMARY, MODELS = (
     "config.toml",
     "environment.json",
     "rounds.jsonl",
     "timing.jsonl",
+    "errors.jsonl",
     "summary.json",
     "models",
 )
 KINDS = ("devices", "server")
 """Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""
+
+
+MOST_ERRORS = 100
+"""Lines of errors.jsonl: what goes wrong more often goes wrong in the same way."""
 
 
 def reported(scores: Mapping[str, Any]) -> str:
@@ -42,13 +50,41 @@ def reported(scores: Mapping[str, Any]) -> str:
 def write_text(path: Path, text: str) -> None:
     """Write a file beside and rename it, so that a reader never sees half of it."""
     beside = path.with_name(path.name + ".part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        # On a full disk half a file would only be in the way.
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object as indented JSON."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What goes wrong while a run is written, in one line; what was written before stays."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UserError(
+            f"cannot write to {folder}: {why}: free some space or choose another --out, then run again; "
+            "the rounds before are kept"
+        ) from None
+
+
+def record_errors(folder: Path, number: int, failed: Mapping[int, str]) -> None:
+    """Add a round's failed devices to those of the run; a round that is played again replaces its own."""
+    if not failed:
+        return
+    before = [line for line in salvage.json_lines(folder / ERRORS, _check_error)[0] if line["round"] < number]
+    if len(before) < MOST_ERRORS:
+        now = [{"round": number, "device": device, "error": error} for device, error in failed.items()]
+        write_text(folder / ERRORS, "".join(json.dumps(line) + "\n" for line in [*before, *now][:MOST_ERRORS]))
 
 
 class Recorder:
@@ -91,6 +127,8 @@ class Run:
     timing: list[dict[str, Any]]
     summary: dict[str, Any] | None
     environment: dict[str, Any]
+    damage: tuple[str, ...] = ()
+    """What of the folder could not be read, in words; all else is as it was written."""
 
     @property
     def method(self) -> str:
@@ -132,44 +170,69 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder; an unfinished run has no summary."""
+    """Read a run folder as far as it can be trusted; an unfinished run has no summary."""
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
     try:
-        config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        rounds, timing = (_lines(folder / name) for name in (ROUNDS, TIMING))
-        summary, environment = (_object(folder / name) for name in (SUMMARY, ENVIRONMENT))
-        run = Run(folder, config, rounds, timing, summary, environment or {})
-        _check(run)
+        config = salvage.table(folder / CONFIG)
+        _check_config(config)
+        summary, environment = (salvage.json_object(folder / name) for name in (SUMMARY, ENVIRONMENT))
+        blank = Run(folder, config, [], [], summary, environment or {})
+        rounds, torn = salvage.json_lines(folder / ROUNDS, partial(_check_round, blank))
+        timing, torn_timing = salvage.json_lines(folder / TIMING, _check_timing)
+        damage = [note for note in (torn, torn_timing) if note]
+        if summary is not None:
+            _check_summary(blank, summary)
+            if not rounds:
+                raise ValueError(f"it is finished, but {torn or f'{ROUNDS} holds no round'}")
+            if len(rounds) < config["rounds"] and not torn:
+                damage.append(f"it is finished, but {ROUNDS} ends early")
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder} is damaged: {type(error).__name__}: {error}") from None
-    return run
+    except WRONG as error:
+        raise UserError(f"{folder} is damaged: {one_line(salvage.reason(error))}") from None
+    return replace(blank, rounds=rounds, timing=timing, damage=tuple(damage))
 
 
-def _check(run: Run) -> None:
-    """Read all that reports read, so that what is wrong is found here."""
-    numbers: list[float] = [run.seed, int(run.config["rounds"]), int(run.config.get("evaluation", {}).get("every", 1))]
-    numbers += [len(record["active"]) + len(record["dropped"]) for record in run.rounds]
-    numbers += [float(timing["total"]) for timing in run.timing]
-    numbers += [float(share) for share in run.config["tiers"].values()]
-    numbers += [float(accuracy) for tier in run.tiers for kind in run.kinds for _, accuracy in run.curve(tier, kind)]
-    if not all(isinstance(number, int | float) for number in [*numbers, *run.bytes_sent.values()]):
-        raise TypeError("a number is no number")
-    if not isinstance(run.environment, dict) or not isinstance(run.method + run.recipe, str):
-        raise TypeError("environment.json is no object")
-    if run.summary is not None:
-        _ = [int(run.summary["parameters"][tier]) for tier in run.tiers]
-        if not run.rounds:
-            raise ValueError(f"it is finished, but {ROUNDS} holds no round")
+def _check_config(config: Mapping[str, Any]) -> None:
+    """All that reports read of it."""
+    _ = text(config["recipe"]), text(config["method"]), whole(config["seed"]), whole(config["rounds"], 1)
+    for name in ("evaluation", "local", "data", "targets"):
+        mapping(config.get(name, {}))
+    whole(config.get("evaluation", {}).get("every", 1), 1)
+    text(config.get("local", {}).get("name", "plain"))
+    number(config.get("data", {}).get("fraction", 1.0))
+    if not mapping(config["tiers"]):
+        raise ValueError("there are no tiers")
+    _ = [number(share) for share in config["tiers"].values()]
+    for targets in config.get("targets", {}).values():
+        if not isinstance(targets, list):
+            raise TypeError("targets are no list")
+        _ = [number(target, most=100) for target in targets]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+def _check_round(run: Run, record: Mapping[str, Any], line: int) -> None:
+    """All that reports read of a round; the rounds follow each other from 1."""
+    if whole(record["round"]) != line:
+        raise ValueError(f"round {record['round']} where {line} should be")
+    for name in ("active", "dropped", "failed"):
+        if not isinstance(record.get(name, [] if name == "failed" else None), list):
+            raise TypeError(f"{name} is no list")
+    _ = [whole(n) for way in mapping(record["bytes"]).values() for n in mapping(way).values()]
+    for name in ("accuracy", "ensemble"):
+        if name in record:
+            _ = [number(record[name][kind][tier], most=1) for kind in run.kinds for tier in run.tiers]
 
 
-def _object(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+def _check_timing(timing: Mapping[str, Any], line: int) -> None:
+    number(timing["total"])
+
+
+def _check_error(error: Mapping[str, Any], line: int) -> None:
+    _ = whole(error["round"]), whole(error["device"]), text(error["error"])
+
+
+def _check_summary(run: Run, summary: Mapping[str, Any]) -> None:
+    _ = [whole(summary["parameters"][tier]) for tier in run.tiers]
+    if "final" in summary:
+        _ = [number(summary["final"][kind][tier], most=1) for kind in run.kinds for tier in run.tiers]

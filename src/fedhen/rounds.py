@@ -1,4 +1,4 @@
-"""Alg. 1: sample, train on the active devices, leave out the non-finite, merge. One generator for every method."""
+"""Alg. 1: sample, train the active devices, leave out failed and non-finite ones, merge. One loop for all methods."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Protocol
 
 from fedhen import seeds
 from fedhen.algorithm.local import PLAIN, Local
-from fedhen.algorithm.merging import Memories, Server, Update, merge
+from fedhen.algorithm.merging import Failure, Memories, Reply, Server, Update, merge
 from fedhen.algorithm.methods import Method
 from fedhen.config import DevicesConfig, ServerConfig
+from fedhen.faults import Watch
 from fedhen.params import finite
 from fedhen.ranks import ALONE, Ranks
 
@@ -24,8 +25,8 @@ Activate = Callable[[int, Mapping[int, float]], list[int]]
 class Devices(Protocol):
     """Whoever trains the active devices: the loop never knows who."""
 
-    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
-        """Alg. 1, lines 5-15: send each active device its tier's model, and yield what comes back, in any order."""
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
+        """Alg. 1, lines 5-15: send each active device its tier's model, and yield what becomes of it, in any order."""
         ...
 
 
@@ -50,6 +51,8 @@ class Round:
     """The mean local loss of every device that entered the merge, in the order of the devices."""
     dropped: list[int]
     """Active devices that were left out because a weight was not finite."""
+    failed: dict[int, str]
+    """Active devices that were left out because their training raised, each with its error in one line."""
     server: Server
     memories: Memories
 
@@ -78,24 +81,32 @@ def rounds(
     """Run these rounds one by one, from the given server models."""
     losses: dict[int, float] = {}
     ranks, pools = rules.ranks, rules.method.pools
+    watch = Watch(tells=not ranks.rank)
     for number in numbers:
+        # Only now: the last round that was in vain is recorded too.
+        watch.end_if_in_vain()
         active = ranks.first(partial(rules.activate, number, losses))
         sent = Sent(memories.cloud(server, rules.local), memories.mean)
         # In the order of the devices, so that it does not matter in which order they come back.
-        updates = sorted(devices.train(number, sent, active), key=lambda update: update.device)
+        replies = sorted(devices.train(number, sent, active), key=lambda reply: reply.device)
+        updates = [reply for reply in replies if isinstance(reply, Update)]
+        failures = [(reply.device, reply.error) for reply in replies if isinstance(reply, Failure)]
         # The paper, "Hyperparameters": a device with NaN weights is ignored, only for that round.
         good = {update.device: finite(update.weights) for update in updates}
         kept = [update for update in updates if good[update.device]]
-        said = ranks.gather([(update.device, good[update.device], update.loss) for update in updates])
+        own = [(update.device, good[update.device], update.loss) for update in updates]
+        said, faults = zip(*ranks.gather((own, failures)), strict=True)
         everyone = sorted(chain.from_iterable(said))
+        failed = dict(sorted(chain.from_iterable(faults)))
         dropped = [device for device, fine, _ in everyone if not fine]
         now = {device: loss for device, fine, loss in everyone if fine}
         server = merge(server, kept, pools, rules.server, ranks=ranks)
         memories = memories.after(kept, pools, rules.local, ranks=ranks)
         losses.update(now)
-        done = Round(number, active, kept, now, dropped, server, memories)
+        watch.see(number, active, now, failed)
+        done = Round(number, active, kept, now, dropped, failed, server, memories)
         # What the active devices sent back need not outlive the round: the next one brings as much.
-        del updates, kept
+        del replies, updates, kept
         yield done
         del done
 

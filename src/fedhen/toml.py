@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedhen import salvage
 from fedhen.config import Config
 from fedhen.errors import UserError
 from fedhen.schema import from_mapping
@@ -40,11 +41,13 @@ def to_toml(config: Config, comments: bool = False) -> str:
 def read_toml(path: Path, base: Config | None = None) -> Config:
     """The configuration in a file, over a base."""
     try:
-        return from_mapping(tomllib.loads(path.read_text(encoding="utf-8")), base)
+        values = salvage.table(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not TOML: {salvage.reason(error)}") from None
+    try:
+        return from_mapping(values, base)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -82,7 +85,7 @@ def _over_tables(section: Any, changes: dict[str, Any]) -> dict[str, Any]:
 def _parsed(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

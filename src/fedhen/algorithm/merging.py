@@ -37,6 +37,19 @@ class Update:
     omega: float = 1.0
 
 
+@dataclass(frozen=True)
+class Failure:
+    """An active device that sends nothing back: its training raised."""
+
+    device: int
+    error: str
+    """In one line."""
+
+
+Reply = Update | Failure
+"""What becomes of an active device."""
+
+
 def share_common_weights(tiers: Sequence[str]) -> list[tuple[str, ...]]:
     """All tiers in one pool: a weight is averaged over all active devices that hold it, whatever their tier."""
     return [tuple(tiers)]

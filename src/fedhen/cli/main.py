@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fedhen.cli import bench, data, paper, reading, training
-from fedhen.errors import UserError
+from fedhen.errors import UserError, one_line
 from fedhen.ranks import RankLost, here, launched
 from fedhen.version import VERSION
 
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line that says what is wrong and where to look."""
-        self.exit(2, "" if launched().rank else f"fedhen: {message}; see `{self.prog} --help`\n")
+        self.exit(2, "" if launched().rank else f"fedhen: {one_line(message)}; see `{self.prog} --help`\n")
 
 
 def parser() -> Parser:
@@ -51,7 +51,7 @@ def parser() -> Parser:
 
 def tell(message: Warning | str, *where: object, **more: object) -> None:
     """A warning in one line, as errors are told; where in the code it was raised helps nobody here."""
-    print(f"fedhen: {str(message).strip().splitlines()[0]}", file=sys.stderr)
+    print(f"fedhen: {one_line(str(message))}", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,15 +64,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        here().say(str(error))
+        here().say(one_line(str(error)))
         return 2
     except RankLost as error:
         print(f"fedhen: rank {here().rank} stopped: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader of our output went away, as `| head` does; what is left to flush goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output went away, as `| head` does.
+        _flush_nowhere()
         return 141
+    except OSError as error:
+        # What no command expects of the machine: output to a full disk, a path that no system takes.
+        where = f"{error.filename}: " if error.filename else ""
+        here().say(one_line(f"{where}{error.strerror or error}"))
+        _flush_nowhere()
+        return 2
     except KeyboardInterrupt:
         here().say("stopped")
         return 130
+
+
+def _flush_nowhere() -> None:
+    """What is left to flush of our output is lost, without a word at the end."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        return

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedhen.cli.options import RUNS, add_machine, add_rounds, add_settings, changed
 from fedhen.cli.training import Job, train_all
-from fedhen.errors import UserError, unknown
+from fedhen.errors import UserError, one_line, unknown
 from fedhen.folders import claim_fresh
 from fedhen.ranks import here
 from fedhen.recipes import centralised, recipe_named
@@ -95,7 +95,7 @@ def found_runs(folder: Path) -> list[Run]:
         try:
             runs.append(read_run(path.parent))
         except UserError as error:
-            print(f"passed over: {error}", file=sys.stderr)
+            print(f"passed over: {one_line(str(error))}", file=sys.stderr)
     return runs
 
 

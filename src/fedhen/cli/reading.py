@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 from fedhen import toml
 from fedhen.cli.options import RUNS
 from fedhen.config import ACCELERATORS
-from fedhen.errors import UserError
+from fedhen.errors import UserError, one_line
 from fedhen.folders import claim_fresh
 from fedhen.recipes import RECIPES, recipe_named
-from fedhen.records import CONFIG, KINDS, read_run
+from fedhen.records import CONFIG, KINDS, Run, read_run
 from fedhen.reports import write_report
 
 REPORT_EXAMPLES = """\
@@ -66,12 +67,27 @@ def add_commands(commands: Any) -> None:
 def report_command(options: argparse.Namespace) -> int:
     """`fedhen report`."""
     folders = list(run_folders(options.runs))
+    runs = readable(folders)
     out = options.out or (options.runs[0] if len(options.runs) == 1 else claim_fresh(RUNS, "report"))
-    runs = [read_run(folder) for folder in folders]
     report = write_report(runs, out, targets=targets(options.target), kind=options.of)
     print(report.text)
     print(f"page: {out / 'report.html'}")
     return 0
+
+
+def readable(folders: Sequence[Path]) -> list[Run]:
+    """The runs that can be read; one that cannot is named and passed over, unless it is the only one."""
+    runs, errors = [], []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except UserError as error:
+            errors.append(str(error))
+    if not runs:
+        raise UserError(errors[0] if len(errors) == 1 else f"none of {len(errors)} runs can be read: {errors[0]}")
+    for text in errors:
+        print(f"fedhen: passed over: {one_line(text)}", file=sys.stderr)
+    return runs
 
 
 def run_folders(paths: Iterable[Path]) -> Iterable[Path]:
@@ -108,6 +124,8 @@ def evaluate_command(options: argparse.Namespace) -> int:
     run = read_run(options.run_folder)
     if run.summary is None:
         raise UserError(f"{options.run_folder} is not finished: it has no saved models yet")
+    if "final" not in run.summary:
+        raise UserError(f"{options.run_folder} is damaged: its summary has no final accuracies")
     from fedhen.api import evaluate
 
     scores = evaluate(options.run_folder, accelerator=options.accelerator, data_dir=options.data_dir)

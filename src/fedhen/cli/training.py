@@ -217,4 +217,5 @@ def _result(folder: Path) -> str:
     whose = ", server's model" if kind == "server" else ""
     lines = [f"{tier:10} {100 * x:.1f} % of the test set{whose}" for tier, x in summary["final"][kind].items()]
     dropped = [f"{summary['dropped']} devices were dropped for weights that are not finite"] * bool(summary["dropped"])
-    return "\n".join([*lines, *dropped, f"run: {folder}"])
+    failed = [f"{summary['failed']} devices failed and were left out: {folder}/errors.jsonl"] * bool(summary["failed"])
+    return "\n".join([*lines, *dropped, *failed, f"run: {folder}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import torch
 from fedhen import seeds
 from fedhen.data.dataset import Data, Normalisation, arrays
 from fedhen.errors import UserError
+from fedhen.shelf import free_memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -107,6 +109,7 @@ def _look(pillow: ModuleType, path: Path) -> tuple[tuple[int, int], str]:
 
 def _pixels(pillow: ModuleType, paths: list[Path], mode: str, size: tuple[int, int]) -> Array:
     """(n, channels, height, width) bytes."""
+    _check_room(paths[0].parent.parent, len(paths) * len(mode) * size[0] * size[1])
     x = np.empty((len(paths), len(mode), *size), np.uint8)
     for place, path in enumerate(paths):
         with _opened(pillow, path) as image:
@@ -164,6 +167,8 @@ def _contents(path: Path) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as file:
             if missing := [name for name in ARRAYS if name not in file]:
                 raise UserError(f"{path} lacks {', '.join(missing)}: it needs {', '.join(ARRAYS)}")
+            # What the archive says that it unpacks to, before a bomb does so; numpy reads no further than that.
+            _check_room(path, sum(info.file_size for info in _members(file)))
             content = {name: file[name] for name in ARRAYS}
     except UserError:
         raise
@@ -178,6 +183,25 @@ def _contents(path: Path) -> dict[str, Array]:
         if not isinstance(value, np.ndarray):  # numpy hands out what is no array as bytes
             raise UserError(f"{path}: {name} is not an array")
     return content
+
+
+def _members(file: Any) -> Iterator[zipfile.ZipInfo]:
+    """The arrays in an .npz file, of which there is one each."""
+    for name in ARRAYS:
+        found = [info for info in file.zip.infolist() if info.filename.removesuffix(".npy") == name]
+        if len(found) != 1:
+            raise UserError(f"{file.zip.filename} has {len(found)} arrays named {name}: it needs one")
+        yield found[0]
+
+
+def _check_room(path: Path, needed: int) -> None:
+    """Refuse what would not fit: the data is held in memory, and once more while it is put in order."""
+    free = free_memory(torch.device("cpu"))
+    if needed > free // 2:
+        raise UserError(
+            f"{path} unpacks to {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free: "
+            "save fewer or smaller examples, or images as bytes"
+        )
 
 
 def _inputs(label: str, x: Array) -> Array:

@@ -58,8 +58,10 @@ class Comparison:
         return len(self.runs) > len(self.methods)
 
     def heading(self, method: str) -> str:
-        """A method's name, with its number of runs where that is not one for all."""
-        return f"{method} (n = {len(self.by_method[method])})" if self.several_seeds else method
+        """A method's name, with its number of runs where that is not one for all, and a mark where one is damaged."""
+        notes = [f"n = {len(self.by_method[method])}"] if self.several_seeds else []
+        notes += ["damaged"] if any(run.damage for run in self.by_method[method]) else []
+        return f"{method} ({', '.join(notes)})" if notes else method
 
 
 def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
@@ -125,8 +127,16 @@ def scored_kind(runs: Sequence[Run], asked: str | None) -> str:
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """What a reader must know before trusting the numbers; empty if all runs are finished and set up alike."""
-    return [*_unfinished(comparison.runs), *_without_average(comparison.runs), *_differences(comparison.runs)]
+    """What a reader must know before trusting the numbers; empty if all runs are whole, finished and set up alike."""
+    runs = comparison.runs
+    return [*_damaged(runs), *_unfinished(runs), *_without_average(runs), *_differences(runs)]
+
+
+def _damaged(runs: Sequence[Run]) -> Iterator[str]:
+    for run in runs:
+        if run.damage:
+            progress = f"{rounds_done(run)} of {rounds_planned(run)} rounds can be read"
+            yield f"Damaged: {run.method}, seed {run.seed} ({run.folder.name}): {'; '.join(run.damage)}; {progress}."
 
 
 def _unfinished(runs: Sequence[Run]) -> Iterator[str]:

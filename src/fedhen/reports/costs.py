@@ -24,6 +24,7 @@ class Outcome(StrEnum):
     MISSED = "not reached"
     PENDING = "not yet"
     BLANK = "not evaluated"
+    DAMAGED = "damaged"
     ABSENT = "–"
 
 
@@ -73,7 +74,10 @@ def cost(run: Run, goal: Goal, spent: Spent) -> Cost:
     curve = run.curve(goal.tier, goal.kind)
     if not curve:
         return Cost(0, Outcome.BLANK)
-    return Cost(spent(run, curve[-1][0]), Outcome.PENDING if run.summary is None else Outcome.MISSED)
+    if run.summary is None:
+        return Cost(spent(run, curve[-1][0]), Outcome.PENDING)
+    # Of a damaged run nobody can tell what the lost rounds reached.
+    return Cost(spent(run, curve[-1][0]), Outcome.DAMAGED if run.damage else Outcome.MISSED)
 
 
 def cell(costs: Sequence[Cost], show: Show) -> str:

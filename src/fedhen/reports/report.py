@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedhen.errors import UserError
+from fedhen.errors import UserError, one_line
 from fedhen.records import Run, write_text
 from fedhen.reports.comparison import HERO, Comparison, compare, scored_kind, warnings
 from fedhen.reports.costs import BYTES, ROUNDS
@@ -52,11 +52,15 @@ def _write_texts(comparison: Comparison, tables: Sequence[Table], charts: Sequen
     texts = {
         "report.html": make_page(comparison, tables, charts),
         "tables.md": "\n".join([*heading, *map(to_markdown, tables)]),
-        "tables.tex": "% needs \\usepackage{booktabs}\n" + "\n".join(map(to_latex, tables)),
+        "tables.tex": "% needs \\usepackage{booktabs}\n" + _comments(comparison) + "\n".join(map(to_latex, tables)),
     }
     for name, text in texts.items():
         write_text(out / name, text)
     return [out / name for name in texts]
+
+
+def _comments(comparison: Comparison) -> str:
+    return "".join(f"% {one_line(text)}\n" for text in warnings(comparison))
 
 
 def _write_figures(comparison: Comparison, charts: Sequence[Chart], out: Path) -> list[Path]:

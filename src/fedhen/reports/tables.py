@@ -119,7 +119,9 @@ def outcome_table(comparison: Comparison) -> Table:
             kind = scored_kind(comparison.runs, None)
             rows.append(row(f"{LABELS[kind]}, exits together, final, %", _ensemble(tier, kind)))
         groups.append(Group(f"{tier} model", (*rows, row("parameters", _parameters(tier)))))
-    took = [row("rounds", _rounds), row("bytes sent", _bytes), row("devices dropped", _dropped)]
+    took = [row("rounds", _rounds), row("bytes sent", _bytes), row("devices dropped", _left_out("dropped"))]
+    if any(record.get("failed") for run in comparison.runs for record in run.rounds):
+        took.append(row("devices failed", _left_out("failed")))
     groups.append(Group("run", (*took, row("seconds a round (median)", _seconds))))
     notes = [f"{SEEDS}."] if comparison.several_seeds else []
     return Table(
@@ -130,7 +132,7 @@ def outcome_table(comparison: Comparison) -> Table:
         meaning="Accuracy on the test set after the last evaluated round (final) and at its highest (best). “All "
         "devices” averages the last model of every device of the tier, active or not: it is steadier, and what the "
         "paper reports. “Server” is the model that the server holds, made of the devices active in the round. A device "
-        "is dropped from a round if its weights are not finite.",
+        "is dropped from a round if its weights are not finite, and fails if its training raises an error.",
         notes=tuple(notes),
     )
 
@@ -166,7 +168,7 @@ def _parameters(tier: str) -> Callable[[Sequence[Run]], str]:
 
 
 def _rounds(runs: Sequence[Run]) -> str:
-    if len(runs) == 1 and runs[0].summary is None:
+    if len(runs) == 1 and (runs[0].summary is None or runs[0].damage):
         return f"{rounds_done(runs[0])} of {rounds_planned(runs[0])}"
     done = [rounds_done(run) for run in runs]
     return str(done[0]) if len(set(done)) == 1 else f"{min(done)} to {max(done)}"
@@ -177,9 +179,12 @@ def _bytes(runs: Sequence[Run]) -> str:
     return BYTES.scale(sent)(sent) if sent else "–"
 
 
-def _dropped(runs: Sequence[Run]) -> str:
-    dropped = [sum(len(record["dropped"]) for record in run.rounds) for run in runs]
-    return spread(dropped, decimals=0 if len(runs) == 1 else 1)
+def _left_out(why: str) -> Callable[[Sequence[Run]], str]:
+    def show(runs: Sequence[Run]) -> str:
+        devices = [sum(len(record.get(why, ())) for record in run.rounds) for run in runs]
+        return spread(devices, decimals=0 if len(runs) == 1 else 1)
+
+    return show
 
 
 def _seconds(runs: Sequence[Run]) -> str:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from fedhen import seeds
 from fedhen.algorithm.holdings import Holding
 from fedhen.algorithm.local import Local, Visit
-from fedhen.algorithm.merging import Update
+from fedhen.algorithm.merging import Failure, Reply, Update
 from fedhen.algorithm.objectives import Objective
 from fedhen.config import Config
 from fedhen.data.batches import Visits, batch, visits
 from fedhen.data.dataset import Data
+from fedhen.faults import fault_of
 from fedhen.local_training import Task, learning_rate, train_locally
 from fedhen.models.exits import masked
 from fedhen.models.nesting import Family, load_weights, weights_of
@@ -53,10 +54,17 @@ class PlainDevices:
     constants: dict[str, Weights] = field(default_factory=dict)
     """Buffers that a module does not save: every device starts from them as they were built."""
 
-    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15, one device after the other."""
         for device in active:
-            yield self.train_one(round_number, device, sent)
+            yield self.attempt(round_number, device, sent)
+
+    def attempt(self, round_number: int, device: int, sent: Sent) -> Reply:
+        """Alg. 2 on one device, whose own errors are no one else's."""
+        try:
+            return self.train_one(round_number, device, sent)
+        except Exception as error:
+            return Failure(device, fault_of(error))
 
     def train_one(self, round_number: int, device: int, sent: Sent) -> Update:
         """Alg. 2 on one device."""
@@ -99,8 +107,9 @@ class PlainDevices:
         if self.fleet.local.remember is None or not finite(update.weights):
             return update
         memory = self.fleet.local.remember(visit, update.weights, walked)
-        self.memory[update.device] = memory
         changed = {n: t - visit.memory[n] if n in visit.memory else t for n, t in memory.items()}
+        # Last: a device that fails before this remembers what it did.
+        self.memory[update.device] = memory
         return replace(update, remembered=changed)
 
     def lr(self, round_number: int) -> float:

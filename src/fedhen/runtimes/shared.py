@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedhen.algorithm.merging import Update
+from fedhen.algorithm.merging import Reply
 from fedhen.params import count, pack
 from fedhen.ranks import Ranks
 from fedhen.rounds import Devices, Sent
@@ -23,7 +23,7 @@ class SharedDevices:
     """What the devices that trained last on this rank remember."""
     ranks: Ranks
 
-    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Bring each device's memory to the rank that trains it, then train this rank's."""
         owners = self.owners(active)
         shares = shared_out({device: self.cost(device, sent) for device in active}, self.ranks.number, owners)

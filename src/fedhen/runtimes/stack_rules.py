@@ -38,6 +38,19 @@ def group_norm(layer: nn.GroupNorm) -> Rule:
     return run
 
 
+def embedding(layer: nn.Embedding) -> Rule:
+    """The devices' tables below each other; a row that is not in a device's own must not be found in the next one's."""
+
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        devices, rows = weight.shape[:2]
+        if bool(((x < 0) | (x >= rows)).any()):
+            raise IndexError("index out of range in self")
+        first = torch.arange(0, devices * rows, rows, device=x.device).view(1, devices, *[1] * (x.dim() - 2))
+        return F.embedding(x + first, weight.flatten(0, 1))
+
+    return run
+
+
 def per_channel(pool: Callable[..., Any]) -> Rule:
     """An operation on each channel of an image for itself: the devices' channels are just more of them."""
     return lambda x, *args, **settings: apart(pool(x.flatten(1, 2), *args, **settings), x.shape[1])
@@ -63,6 +76,8 @@ def layer_rule(layer: nn.Module, shape: Sequence[int]) -> Rule | None:
         return linear(layer)
     if type(layer) is nn.GroupNorm and rank > 1:
         return group_norm(layer)
+    if type(layer) is nn.Embedding and layer.padding_idx is None and layer.max_norm is None:
+        return embedding(layer)
     if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
         return lambda x: x.flatten(2)
     if type(layer) in (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d) and rank == 4:

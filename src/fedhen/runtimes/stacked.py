@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from fedhen.algorithm.local import Visit
-from fedhen.algorithm.merging import Update
+from fedhen.algorithm.merging import Reply
 from fedhen.cores import LARGE, operations, side_by_side
 from fedhen.data.batches import batch
+from fedhen.errors import UserError
 from fedhen.params import Weights, select
 from fedhen.rounds import Sent
 from fedhen.runtimes.plain import Fleet, PlainDevices
@@ -71,16 +72,18 @@ class StackedDevices:
         """What each device remembers, where the local variant has a memory."""
         return self.plain.memory
 
-    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Update]:
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15: first the stacks, side by side, then the devices that train one by one."""
         apart = [device for device in active if self.stack(self.fleet.tier_of[device], 0) is None]
         jobs = self.jobs(sorted({*active} - {*apart}))
-        work = partial(self.train_stack, round_number, sent)
-        for trained in side_by_side(work, jobs, self.fleet.config.runtime.threads or 1):
+        work = partial(self.try_stack, round_number, sent)
+        for job, trained in zip(jobs, side_by_side(work, jobs, self.fleet.config.runtime.threads or 1), strict=True):
+            # One by one it shows whose fault it was, and the others come back.
+            apart += [] if trained else job.devices
             for one in trained:
                 yield self.plain.update(*one)
         for device in apart:
-            yield self.plain.train_one(round_number, device, sent)
+            yield self.plain.attempt(round_number, device, sent)
 
     def jobs(self, devices: Sequence[int]) -> list[Job]:
         """The devices in stacks, the costliest first."""
@@ -96,6 +99,15 @@ class StackedDevices:
         for job in jobs:
             self.stack(job.tier, job.piece)
         return sorted(jobs, key=lambda job: -jobs[job])
+
+    def try_stack(self, round_number: int, sent: Sent, job: Job) -> list[Trained]:
+        """What came of the devices of a stack; nothing where one of them made it fail."""
+        try:
+            return self.train_stack(round_number, sent, job)
+        except UserError:
+            raise
+        except Exception:
+            return []
 
     def train_stack(self, round_number: int, sent: Sent, job: Job) -> list[Trained]:
         """Alg. 2 on the devices of a stack."""

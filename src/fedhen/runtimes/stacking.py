@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
@@ -41,12 +42,16 @@ class Stacked:
         return tensor.permute([self.orders[name].index(k) for k in range(tensor.dim())])
 
 
+LEAKS = "its embedding would look for unknown rows at the next device"
+"""As `torch.vmap` does."""
 WEIGHT, ACTIVATION = 0, 1
 """Where the devices are among the dimensions of a value."""
 
 
 def mapped(module: nn.Module, sample: Tensor) -> Stacked:
     """The whole module through `torch.vmap`."""
+    if any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules()):
+        raise ValueError(LEAKS)
 
     def one(weights: dict[str, Tensor], x: Tensor) -> list[Tensor]:
         return list(functional_call(module, weights, (x,)))
@@ -149,7 +154,10 @@ class _Translation:
         elif kind is None:
             run = one
         else:
-            run = self._rule(node, layer) or torch.vmap(one, in_dims=tuple(kinds), out_dims=kind)
+            rule = self._rule(node, layer)
+            if rule is None and (isinstance(layer, nn.Embedding | nn.EmbeddingBag) or node.target is F.embedding):
+                raise ValueError(LEAKS)
+            run = rule or torch.vmap(one, in_dims=tuple(kinds), out_dims=kind)
         self.kinds[node] = kind
         read: list[fx.Node | str] = [*node.all_input_nodes, *(f"{node.target}.{name}" for name in names)]
         takes = tuple(self._place(value) for value in read)
