@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +100,7 @@ def assemble(
         last_models=LastModels(server, tier_of, shelf(), ranks) if config.evaluation.devices else NothingKept(),
         precision=precision,
         devices=devices_of(fleet, shelf(), ranks),
-        modules={tier: to_score(family.build(tier).to(where), config) for tier in tiers},
+        modules={tier: to_score(fleet, tier) for tier in tiers},
         ranks=ranks,
     )
 
@@ -114,9 +116,17 @@ def fastest(plain: PlainDevices) -> Devices:
     """The fast engine of where the data lies."""
     if not plain.fleet.data.x.is_cuda:
         return StackedDevices(plain)
+    if not has_triton():
+        warnings.warn("the GPU engine needs Triton, which is not installed: devices train one by one", stacklevel=2)
+        return plain
     from fedhen.runtimes.gpu.graphs import GraphDevices
 
     return GraphDevices(plain)
+
+
+def has_triton() -> bool:
+    """Whether the GPU engine's kernels can be compiled here."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def check_alike(config: Config, data: Data, server: Server, ranks: Ranks) -> None:
@@ -124,7 +134,7 @@ def check_alike(config: Config, data: Data, server: Server, ranks: Ranks) -> Non
     if ranks.number == 1:
         return
     seen = crc32(repr(config).encode())
-    for tensor in (data.y, data.x[:100], data.x_test[:100], data.y_test, *(pack(w) for w in server.values())):
+    for tensor in (data.x, data.y, data.x_test, data.y_test, *(pack(w) for w in server.values())):
         seen = crc32(tensor.cpu().contiguous().view(torch.uint8).numpy().data, seen)
     for shard in data.shards:
         seen = crc32(shard.data, seen)
@@ -132,13 +142,16 @@ def check_alike(config: Config, data: Data, server: Server, ranks: Ranks) -> Non
         raise UserError("the ranks have different settings, data or models: seed all that your script draws")
 
 
-def to_score(module: nn.Module, config: Config) -> nn.Module:
-    """The module in the form that scores fastest where it lies."""
-    if config.runtime.engine == "plain" or not next(module.parameters()).is_cuda:
+def to_score(fleet: Fleet, tier: str) -> nn.Module:
+    """A module of that tier, in the form that scores fastest where the data lies."""
+    module = PlainDevices(fleet).new_module(tier).eval()
+    if fleet.config.runtime.engine == "plain" or not fleet.data.x.is_cuda or not has_triton():
         return module
     from fedhen.runtimes.gpu.fusing import fused
 
-    return fused(module.eval().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    found = fused(module, fleet.data.inputs(fleet.data.x_test[:2]))
+    # A module of its own making may count on how its images lie.
+    return module if found is module else found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def nothing_remembered(server: Server, held: Mapping[str, Holding], local: Local) -> Server:

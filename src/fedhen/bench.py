@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedhen import environment, seeds
+from fedhen import environment
 from fedhen.assembly import assemble
 from fedhen.config import Config
 from fedhen.data import sources
@@ -112,8 +112,10 @@ def measured(experiment: Experiment, rounds: int, budget: float = 40.0) -> dict[
     train = mean(step.timing["train"] for step in counted)
     scoring = [step.timing["evaluate"] for step in counted if "accuracy" in step.record]
     evaluate = mean(scoring) if scoring else score_once(experiment)
-    local = mean(sum(len(plan_ends(experiment, s, d)) for d in s.record["active"]) for s in counted)
-    operations = mean(sum(operations_of(experiment, s, d) for d in s.record["active"]) for s in counted)
+    ends = [[(d, plan_ends(experiment, s, d)) for d in s.record["active"]] for s in counted]
+    each = {tier: operations(experiment, tier) for tier in experiment.server}
+    local = mean(sum(len(steps) for _, steps in round_) for round_ in ends)
+    work = mean(sum(steps[-1] * each[experiment.tier_of[d]] for d, steps in round_) for round_ in ends)
     return {
         "rounds": len(counted),
         "seconds_a_round": train + evaluate / experiment.config.evaluation.every,
@@ -121,7 +123,7 @@ def measured(experiment: Experiment, rounds: int, budget: float = 40.0) -> dict[
         "evaluate_once": evaluate,
         "first_round": steps[0].timing["train"],
         "steps_a_second": local / train,
-        "tflops": operations / train / 1e12,
+        "tflops": work / train / 1e12,
         "peak_memory_mb": peak(experiment.data.x.device) / 1e6,
     }
 
@@ -146,28 +148,15 @@ def plan_ends(experiment: Experiment, step: Step, device: int) -> Sequence[int]:
     return [int(end) for end in plain_of(experiment).plan(step.record["round"], device).ends]
 
 
-def operations_of(experiment: Experiment, step: Step, device: int) -> float:
-    """Floating-point operations of a device's training in a round."""
-    visited = plan_ends(experiment, step, device)[-1]
-    return visited * operations(experiment, experiment.tier_of[device])
-
-
 def operations(experiment: Experiment, tier: str) -> float:
     """Floating-point operations that one example costs a device of a tier: products, forward and backward."""
     fleet = plain_of(experiment).fleet
-    known = _OPERATIONS.setdefault(id(fleet), {})
-    if tier not in known:
-        with seeds.torch_randomness(0, "bench"):
-            module = fleet.family.build(tier).to(fleet.data.x.device).train()
-        plan = plain_of(experiment).plan(1, fleet.tier_of.index(tier))
-        inputs, labels = batch(fleet.data, plan, slice(0, 2), "none")
-        with FlopCounterMode(display=False) as counter:
-            fleet.objectives[tier](module(inputs), labels).backward()  # type: ignore[no-untyped-call]
-        known[tier] = counter.get_total_flops() / len(labels)
-    return known[tier]
-
-
-_OPERATIONS: dict[int, dict[str, float]] = {}
+    module = plain_of(experiment).new_module(tier).train()
+    plan = plain_of(experiment).plan(1, fleet.tier_of.index(tier))
+    inputs, labels = batch(fleet.data, plan, slice(0, 2), "none")
+    with FlopCounterMode(display=False) as counter:
+        fleet.objectives[tier](module(inputs), labels).backward()  # type: ignore[no-untyped-call]
+    return float(counter.get_total_flops()) / len(labels)
 
 
 def side_objective(ask: Ask, data: Data) -> dict[str, Any]:

@@ -28,8 +28,14 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], threads:
     What is computed does not depend on the number of cores: they only decide how many items are worked on at a time.
     Two Python threads get less in each other's way than two threads within every small operation.
     """
+
+    def here(item: Item) -> Result:
+        # A thread of the pool keeps the number that it began with, unless it is told.
+        torch.set_num_threads(threads)
+        return work(item)
+
     with torch_threads(threads):
-        return list(pool().map(work, items)) if len(items) > 1 else [work(item) for item in items]
+        return list(pool().map(here, items)) if len(items) > 1 else [work(item) for item in items]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from fedhen.algorithm.merging import Server, Update
 from fedhen.data.dataset import Data
 from fedhen.fixed_point import FixedPoint
 from fedhen.params import Weights, pack, unpack
-from fedhen.precision import FULL, Precision
+from fedhen.precision import FULL, Precision, searching
 from fedhen.ranks import ALONE, Ranks
 from fedhen.shelf import Shelf
 
@@ -45,10 +45,8 @@ def scored(
     batch_size = batch_size or default_batch_size(data)
     module.eval()
     precision.choose()
-    # The same shapes again and again are worth a search for their fastest convolutions.
-    torch.backends.cudnn.benchmark = data.x_test.is_cuda
     right = torch.zeros(len(readings), 2, dtype=torch.int64, device=data.y_test.device)
-    with torch.no_grad(), precision.autocast():
+    with torch.no_grad(), precision.autocast(), searching(data.x_test.is_cuda):
         for x, y in zip(torch.split(data.x_test, batch_size), torch.split(data.y_test, batch_size), strict=True):
             logits = module(data.inputs(x))
             for row, reading in enumerate(readings):

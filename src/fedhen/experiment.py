@@ -146,8 +146,7 @@ class Experiment:
             return self.modules[tier]
         if (kind, tier) not in self.scoring:
             with seeds.torch_randomness(self.config.seed, "initial weights"):
-                module = self.scoring[kind, tier] = self.family.build(tier).to(self.data.x.device)
-            load_weights(module, dict(self.modules[tier].named_buffers()))
+                self.scoring[kind, tier] = self.family.build(tier).to(self.data.x.device)
         return self.scoring[kind, tier]
 
     @cached_property

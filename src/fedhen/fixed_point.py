@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -25,6 +26,7 @@ class FixedPoint:
     def __init__(self, like: Mapping[str, Tensor], devices: int) -> None:
         self.devices = devices
         self.most = LIMIT / devices
+        self.told = False
         self.steps: float | Tensor = STEPS
         if not all(tensor.is_floating_point() for tensor in like.values()):
             kinds = {
@@ -35,7 +37,12 @@ class FixedPoint:
 
     def of(self, vector: Tensor) -> Tensor:
         """Packed weights as whole numbers of steps."""
-        return vector.to(torch.float64, copy=True).mul_(self.steps).round_().clamp_(-self.most, self.most).long()
+        whole = vector.to(torch.float64, copy=True).mul_(self.steps).round_()
+        if bool((whole.abs() > self.most).any()) and not self.told:
+            self.told = True
+            bound = f"{self.most / STEPS:,.0f}"
+            warnings.warn(f"weights beyond ±{bound} count as that in the average of all devices", stacklevel=2)
+        return whole.clamp_(-self.most, self.most).long()
 
     def mean(self, total: Tensor) -> Tensor:
         """The mean over all devices of what adds up to `total`, in float64."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +28,24 @@ class Precision:
         torch.backends.cudnn.allow_tf32 = self.name == "tf32"
 
 
+@contextmanager
+def searching(on: bool) -> Iterator[None]:
+    """Inside, cuDNN may search for the fastest convolution of each shape: worth it where shapes come back often."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = on
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 FULL = Precision("fp32", "cpu")
 
 
 def precision_named(name: str, accelerator: torch.device) -> Precision:
-    """The precision of that name; auto is bf16 on a GPU and fp32 on a CPU."""
+    """The precision of that name; auto is bf16 on a GPU that has it, and fp32 elsewhere."""
     if name == "tf32" and accelerator.type != "cuda":
         raise UserError("runtime.precision=tf32 needs a GPU: use fp32 or auto")
     if name == "auto":
-        name = "bf16" if accelerator.type == "cuda" else "fp32"
+        name = "bf16" if accelerator.type == "cuda" and torch.cuda.is_bf16_supported(False) else "fp32"
     return Precision(name, accelerator.type)

@@ -108,8 +108,11 @@ class _Translation:
         """All operations in a row."""
         begin, ends = 0, list[int]()
         for node in self.graph.graph.nodes:
-            if node.op == "placeholder":
+            if node.op == "placeholder" and not self.kinds:
                 begin, self.kinds[node] = self._place(node), ACTIVATION
+            elif node.op == "placeholder":
+                # An input beside the examples has its default.
+                self.constants[self._place(node)], self.kinds[node] = node.args[0], None
             elif node.op == "get_attr":
                 self._attribute(node)
             elif node.op == "output":

@@ -6,32 +6,45 @@ import operator
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from fedhen.models.preact_resnet import MixPool
 from fedhen.runtimes.gpu.convolutions import conv3x3, stem
 from fedhen.runtimes.gpu.norms import add_norm_relu, norm_relu
 from fedhen.runtimes.gpu.pooling import mix_pool
+from fedhen.runtimes.trials import agree
 
 RELUS = (torch.relu, functional.relu, "relu")
-SUMS = (operator.add, operator.iadd, torch.add)
+SUMS = (operator.add, torch.add)
 
 
-def fused(module: nn.Module) -> nn.Module:
-    """The same module, with the same weights, in fewer passes over memory; itself where it cannot be traced."""
+def fused(module: nn.Module, sample: Tensor) -> nn.Module:
+    """The same module, with the same weights, in fewer passes over memory.
+
+    It is itself where it cannot be rewritten, or where the rewritten form computes something else on a sample.
+    """
     try:
-        traced = fx.GraphModule(module, _Tracer().trace(module))
+        found = rewritten(module)
+        return found if agree(module, found, sample) else module
     except Exception:  # Any module may refuse in its own way; it is then taken as it is.
         return module
+
+
+def rewritten(module: nn.Module) -> fx.GraphModule:
+    """The module with our kernels where it has their layers."""
+    traced = fx.GraphModule(module, _Tracer().trace(module))
     for node in list(traced.graph.nodes):
-        layer = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+        layer = traced.get_submodule(str(node.target)) if _is_plain_call(traced, node) else None
         if isinstance(layer, MixPool):
             _replace(traced.graph, node, mix_pool, ("alpha",), layer.kernel)
         elif type(layer) is nn.Conv2d and _is_plain(layer):
             _replace(traced.graph, node, stem if layer.in_channels < 8 else conv3x3, ("weight",))
         elif _is_relu(traced, node) and (norm := _norm_before(traced, node)) is not None:
             _rewrite(traced, norm, node)
+        elif node.op == "call_method" and node.target == "view":
+            # With the channels last, an image's numbers cannot always be viewed as a row.
+            node.target = "reshape"
     traced.graph.lint()
     traced.recompile()
     return traced
@@ -61,6 +74,14 @@ def _is_plain(layer: nn.Conv2d) -> bool:
     return shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and layer.bias is None and layer.padding_mode == "zeros"
 
 
+def _is_plain_call(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a layer is called on one input, and does nothing but its forward pass on its own parameters."""
+    if node.op != "call_module" or node.kwargs or len(node.args) != 1:
+        return False
+    layer = module.get_submodule(str(node.target))
+    return not (layer._forward_hooks or layer._forward_pre_hooks or hasattr(layer, "parametrizations"))
+
+
 def _is_relu(module: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
         return type(module.get_submodule(str(node.target))) is nn.ReLU
@@ -70,7 +91,7 @@ def _is_relu(module: fx.GraphModule, node: fx.Node) -> bool:
 def _norm_before(module: fx.GraphModule, relu: fx.Node) -> fx.Node | None:
     """The GroupNorm whose only reader is this ReLU."""
     norm = relu.args[0] if relu.args else None
-    if not isinstance(norm, fx.Node) or norm.op != "call_module" or len(norm.users) > 1:
+    if not isinstance(norm, fx.Node) or not _is_plain_call(module, norm) or len(norm.users) > 1:
         return None
     layer = module.get_submodule(str(norm.target))
     return norm if type(layer) is nn.GroupNorm and layer.affine else None

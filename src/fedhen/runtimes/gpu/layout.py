@@ -72,6 +72,8 @@ def _lowered(module: nn.Module) -> set[str]:
     owners: dict[int, list[str]] = {}
     for path, layer in module.named_modules():
         for name, parameter in layer.named_parameters(recurse=False):
-            kept = type(layer) in LOWERED and parameter.dtype == torch.float32
+            # Without hooks: a weight that is made of others in every pass is not what is read here.
+            own = type(layer) in LOWERED and not layer._forward_pre_hooks and name in ("weight", "bias")
+            kept = own and parameter.dtype == torch.float32
             owners.setdefault(id(parameter), []).append(f"{path}.{name}".lstrip(".") if kept else "")
     return {names[0] for names in owners.values() if all(names)}

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedhen.algorithm.local import PLAIN, Visit
 from fedhen.data.batches import Visits, batch
-from fedhen.models.exits import Exits, masked
+from fedhen.models.exits import masked
 from fedhen.models.nesting import load_weights
 from fedhen.params import Weights
+from fedhen.precision import searching
 from fedhen.runtimes.gpu import updates
 from fedhen.runtimes.gpu.fusing import fused
 from fedhen.runtimes.gpu.layout import Layout, layout_of
-from fedhen.runtimes.plain import Fleet, PlainDevices
+from fedhen.runtimes.plain import PlainDevices
+from fedhen.runtimes.trials import Batch, NotForEngines, refuse
 
 ROOM = 1 << 28
 """Bytes of prepared inputs a slot holds; a device with more gets them in several parts."""
 
 
+GRAPHS = 16
+"""Batch sizes whose steps a slot keeps captured: the usual one, and short last ones."""
+
+
 class CannotCapture(Exception):
     """A tier's step cannot become a graph."""
+
+
+class Captured(NamedTuple):
+    """A step as a graph, and the table of addresses that it reads."""
+
+    graph: torch.cuda.CUDAGraph
+    table: Tensor
 
 
 class Slot:
@@ -36,28 +50,28 @@ class Slot:
         # What takes longest goes first wherever there is a choice.
         self.stream = torch.cuda.Stream(priority=-1 if deepest else 0)
         self.pool = torch.cuda.graph_pool_handle()
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.tables: dict[int, Tensor] = {}
+        self.graphs: dict[int, Captured] = {}
+        """By batch size, the one used last at the end."""
         plain.module(tier)
-        module = fleet.family.build(tier).to(fleet.data.x.device).train()
-        learned = fleet.holdings[tier].learned
-        if learned - dict(module.named_parameters()).keys():
-            raise CannotCapture("some of its weights are one and the same")
-        kinds = {p.dtype for n, p in module.named_parameters() if n in learned}
-        if len(kinds) > 1 or not kinds <= updates.TYPES.keys():
-            raise CannotCapture(f"its weights are of type {', '.join(sorted(map(str, kinds)))}")
-        self.layout: Layout = layout_of(module, learned, lower=fleet.precision.name == "bf16")
+        module, learned = plain.new_module(tier).train(), fleet.holdings[tier].learned
+        sample = batch(fleet.data, plain.plan(1, fleet.tier_of.index(tier)), slice(0, 2), "none")
+        try:
+            refuse(module, fleet.objectives[tier], sample)
+        except NotForEngines as reason:
+            raise CannotCapture(str(reason)) from None
         like = next(p for n, p in module.named_parameters() if n in learned)
+        if like.dtype not in updates.TYPES:
+            raise CannotCapture(f"its weights are of type {str(like.dtype).removeprefix('torch.')}")
+        self.raw, self.module = module, fused(module, sample[0])
+        self.layout: Layout = layout_of(module, learned, lower=fleet.precision.name == "bf16")
         moves = fleet.config.training.momentum != 0
         self.state = updates.new_state(self.layout, like, fleet.local is not PLAIN, moves)
         self.leaves = self.adopt(module)
-        self.raw, self.module = module, fused(module)
         self.own = [b for _, b in module.named_buffers()]
         self.begin = torch.zeros(1, dtype=torch.int64, device=like.device)
         self.loss = torch.zeros((), dtype=torch.float64, device=like.device)
         self.present = torch.ones(fleet.data.classes, dtype=torch.bool, device=like.device)
-        self.x, self.y = self.rooms()
-        self.capture(min(fleet.config.training.batch_size, len(self.y)), tried=True)
+        self.x, self.y = self.rooms(sample)
 
     def adopt(self, module: nn.Module) -> list[nn.Parameter]:
         """Let the module's learned parameters lie in the flat vectors; the others do not learn."""
@@ -71,67 +85,61 @@ class Slot:
                 parameter.requires_grad_(False)
         return leaves
 
-    def rooms(self) -> tuple[Tensor, Tensor]:
+    def rooms(self, sample: Batch) -> tuple[Tensor, Tensor]:
         """Room for prepared inputs, images with the channels last, and labels."""
-        fleet, training = self.fleet, self.fleet.config.training
-        x, y = batch(fleet.data, _first_visits(fleet), slice(0, 1), "none")
+        fleet, training, (x, y) = self.fleet, self.fleet.config.training, sample
         most = max(len(s) for s, t in zip(fleet.data.shards, fleet.tier_of, strict=True) if t == self.tier)
         bytes_each = x[0].numel() * x.element_size()
-        # The smallest shard is smaller than a batch: then that is the size of the only batch.
         many = min(most * training.epochs, max(training.batch_size, ROOM // bytes_each))
         shape = x.shape[1:] if x.dim() != 4 else (*x.shape[2:], x.shape[1])
         return x.new_zeros((many, *shape)), y.new_zeros(many)
 
     def prepare(self, plan: Visits) -> None:
-        """Make sure that there is a graph for every batch size of a plan."""
-        for size in sorted({part.stop - part.start for part in plan.batches()}):
+        """Make sure that there is a graph for every batch size of a plan; those that are used least make room."""
+        sizes = {part.stop - part.start for part in plan.batches()}
+        for size in sorted(sizes):
             if size not in self.graphs:
                 self.capture(size)
+            self.graphs[size] = self.graphs.pop(size)
+        for size in list(self.graphs)[: max(0, len(self.graphs) - max(GRAPHS, len(sizes)))]:
+            del self.graphs[size]
 
-    def capture(self, size: int, tried: bool = False) -> None:
+    def capture(self, size: int) -> None:
         """Capture a step on batches of that size; what it changes while it is tried is put back."""
         state = self.state
         kept = [t for t in (state.weights, state.low, state.momenta, *self.own, self.begin, self.loss) if t is not None]
         copies = [t.clone() for t in kept]
         torch.cuda.synchronize()
         # The usual size is worth a search for its fastest convolutions; a short batch is not.
-        torch.backends.cudnn.benchmark = size == self.fleet.config.training.batch_size
+        search = size == self.fleet.config.training.batch_size
         graph, table = torch.cuda.CUDAGraph(), torch.zeros_like(state.blocks.begins, dtype=torch.int64)
         try:
-            with torch.cuda.stream(self.stream):
-                if tried:
-                    self.refuse_what_differs(size)
+            with torch.cuda.stream(self.stream), searching(search):
                 for _ in range(2):
                     self.begin.zero_()
                     self.step(size, table)
                 self.stream.synchronize()
-                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-                try:
-                    addresses = self.step(size, table)
-                finally:
-                    graph.capture_end()
-                table.copy_(addresses)
-        except CannotCapture:
-            raise
+                table.copy_(self.captured(graph, size, table))
         except Exception as error:
             raise CannotCapture(f"its step cannot be captured: {str(error).splitlines()[0]}") from error
         finally:
-            torch.backends.cudnn.benchmark = False
             torch.cuda.synchronize()
             for t, copy in zip(kept, copies, strict=True):
                 t.copy_(copy)
-        self.graphs[size], self.tables[size] = graph, table
+        self.graphs[size] = Captured(graph, table)
 
-    def refuse_what_differs(self, size: int) -> None:
-        """A module that draws random numbers, or makes its exits one by one, would not do the same in a graph."""
-        before = torch.cuda.get_rng_state(), torch.get_rng_state()
-        with self.fleet.precision.autocast():
-            logits = self.module(self.inputs(self.begin + torch.arange(size, device=self.begin.device)))
-        if isinstance(logits, Exits):
-            raise CannotCapture("its exits need passes of their own")
-        after = torch.cuda.get_rng_state(), torch.get_rng_state()
-        if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
-            raise CannotCapture("it draws random numbers")
+    def captured(self, graph: torch.cuda.CUDAGraph, size: int, table: Tensor) -> Tensor:
+        """Record a step instead of taking it; returns where its gradients will lie."""
+        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+        try:
+            addresses = self.step(size, table)
+        except BaseException:
+            # The end of a broken capture raises too: the first error is the one to tell.
+            with suppress(Exception):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        return addresses
 
     def inputs(self, at: Tensor) -> Tensor:
         """The prepared inputs at these places."""
@@ -157,7 +165,9 @@ class Slot:
     def laid(self, name: str, gradient: Tensor) -> Tensor:
         """A gradient that lies in memory as its weight does."""
         like = self.layout.view(self.state.weights, name)
-        if all(a == b for a, b, n in zip(like.stride(), gradient.stride(), like.shape, strict=True) if n > 1):
+        same = all(a == b for a, b, n in zip(like.stride(), gradient.stride(), like.shape, strict=True) if n > 1)
+        # The update reads 16 bytes at once; a part of something larger may begin anywhere.
+        if same and gradient.data_ptr() % 16 == 0:
             return gradient
         return torch.empty_strided(like.shape, like.stride(), dtype=gradient.dtype, device=like.device).copy_(gradient)
 
@@ -187,13 +197,13 @@ class Slot:
 
     def walk(self, plan: Visits) -> Iterator[bool]:
         """Launch the steps of a plan one by one, preparing the inputs of as many as there is room for."""
-        first = last = 0
+        last = 0
         for part in plan.batches():
             with torch.cuda.stream(self.stream):
                 if part.stop > last:
-                    first, last = part.start, _last_that_fits(plan, part.start, len(self.y))
-                    self.fill(plan, slice(first, last))
-                self.graphs[part.stop - part.start].replay()
+                    last = _last_that_fits(plan, part.start, len(self.y))
+                    self.fill(plan, slice(part.start, last))
+                self.graphs[part.stop - part.start].graph.replay()
             yield True
 
     def fill(self, plan: Visits, part: slice) -> None:
@@ -215,8 +225,3 @@ def _last_that_fits(plan: Visits, start: int, room: int) -> int:
     """The end of the last batch that still fits, if the first begins there."""
     ends = plan.ends[plan.ends > start]
     return int(ends[ends <= start + room][-1])
-
-
-def _first_visits(fleet: Fleet) -> Visits:
-    one = np.zeros(1, dtype=np.int64)
-    return Visits(one, one + 1, np.zeros((1, 2), dtype=np.int64), np.zeros(1, dtype=bool))
