@@ -38,7 +38,8 @@ class FixedPoint:
     def of(self, vector: Tensor) -> Tensor:
         """Packed weights as whole numbers of steps."""
         whole = vector.to(torch.float64, copy=True).mul_(self.steps).round_()
-        if bool((whole.abs() > self.most).any()) and not self.told:
+        low, high = whole.aminmax()
+        if not self.told and bool(torch.maximum(-low, high) > self.most):
             self.told = True
             bound = f"{self.most / STEPS:,.0f}"
             warnings.warn(f"weights beyond ±{bound} count as that in the average of all devices", stacklevel=2)
