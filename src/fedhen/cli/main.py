@@ -85,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _flush_nowhere() -> None:
-    """What is left to flush of our output is lost, without a word at the end."""
+    """What is left of our output and cannot be written is lost, without a word at the end."""
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stdout.flush()
     except OSError:
-        return
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
