@@ -99,7 +99,7 @@ def _scalar(kind: type, value: Any, key: str) -> Any:
         raise UserError(f"{key} must be {_NAMES[kind]}, found {_toml_type(value)} {value!r}")
     if isinstance(value, float) and not abs(value) < float("inf"):
         raise UserError(f"{key} must be a finite number, found {value}")
-    if kind is int and not -LARGEST <= value <= LARGEST:
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
         raise UserError(f"{key} is a number of {len(str(abs(value)))} digits: it must be at most {LARGEST}")
     return value
 
