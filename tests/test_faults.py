@@ -58,6 +58,14 @@ def test_a_device_that_raises_costs_no_other(engine: str, local: str) -> None:
     assert set(remembered.memory) == (set(trained) if local == "scaffold" else set())
 
 
+def test_a_stack_never_reads_the_weights_of_another_device() -> None:
+    """`torch.vmap` looks up a row that a device's table does not have in the next device's; such a layer is not stacked."""
+    with pytest.warns(UserWarning) as told:
+        run = fedhen.train(words(padding=0), texts([5]), accelerator="cpu", **settings(runtime={"engine": "fast"}))
+    assert [r["failed"] for r in run.rounds] == [[5]] * 4
+    assert sum("its embedding would look for unknown rows at the next device" in str(w.message) for w in told) == 2
+
+
 def test_failures_are_recorded_counted_and_told_once(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="a device failed") as told:
         fedhen.train(words(), texts([2, 5]), out=tmp_path / "run", accelerator="cpu", **settings())
