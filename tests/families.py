@@ -65,9 +65,9 @@ def scalars() -> Family:
 class Words(nn.Module):
     """A mean of word vectors with two exits: a word that it does not know makes it raise, as a broken device would."""
 
-    def __init__(self, deep: bool) -> None:
+    def __init__(self, deep: bool, padding: int | None) -> None:
         super().__init__()
-        self.words = nn.Embedding(10, 4)
+        self.words = nn.Embedding(10, 4, padding)
         self.exit = nn.Linear(4, 3)
         self.top = nn.Linear(4, 3) if deep else None
 
@@ -76,8 +76,8 @@ class Words(nn.Module):
         return [self.exit(h)] + ([self.top(torch.tanh(h))] if self.top is not None else [])
 
 
-def words() -> Family:
-    return Family({"simple": lambda: Words(False), "complex": lambda: Words(True)})
+def words(padding: int | None = None) -> Family:
+    return Family({"simple": lambda: Words(False, padding), "complex": lambda: Words(True, padding)})
 
 
 def texts(unknown: Iterable[int] = ()) -> Data:

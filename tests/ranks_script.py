@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import fedhen
-from families import two_exits
+from families import texts, two_exits, words
 from fedhen.cli import main
 from fedhen.errors import UserError
 from fedhen.params import Average
@@ -42,6 +42,14 @@ def train(folder: Path) -> None:
         run = fedhen.train(two_exits(), data(), out=folder / local, accelerator="cpu", **settings)
         print(f"{local}: rank {RANK} has {sorted(run.experiment.last_models.rows)}", file=sys.stderr)
         assert run.model("simple", "devices") is not None, "any rank can ask, without the others"
+    # Devices 2 and 5 fail, on whichever rank they train.
+    faulty: dict[str, Any] = {
+        "rounds": 3,
+        "devices": {"active": 8},
+        "training": {"epochs": 1},
+        "evaluation": {"every": 3},
+    }
+    fedhen.train(words(), texts([2, 5]), out=folder / "faults", accelerator="cpu", **faulty)
     averages(folder)
 
 

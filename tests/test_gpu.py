@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,10 +18,12 @@ from fedhen import Family, schema, toml
 from fedhen.assembly import assemble, family_named
 from fedhen.data.batches import batch, visits
 from fedhen.data.dataset import Data, Normalisation
+from fedhen.errors import UserError
 from fedhen.evaluation import LastModels
 from fedhen.experiment import Experiment
 from fedhen.params import Weights
 from fedhen.recipes import recipe_named
+from fedhen.runtimes.gpu.graphs import GraphDevices
 
 pytestmark = [
     pytest.mark.gpu,
@@ -217,6 +220,34 @@ def test_what_cannot_be_captured_is_trained_plainly_and_said_once(
 def test_a_device_that_diverges_harms_no_other() -> None:
     found = digits("training.lr=1e30", "training.clip=1e30", "runtime.precision=fp32", "rounds=1")
     assert [len(s.record["dropped"]) for s in found.play()] == [6]
+
+
+def test_where_memory_runs_out_fewer_devices_train_at_a_time() -> None:
+    """The process may have what one device of each tier took, and as much again; less than that is one line."""
+    small = ["devices.number=16", "devices.active=16", "rounds=1", "evaluation.every=1", "runtime.precision=fp32"]
+
+    def taken(*settings: str) -> tuple[Experiment, int]:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return played(digits(*small, *settings)), torch.cuda.max_memory_reserved()
+
+    plain = played(digits(*small, "runtime.engine=plain"))
+    few, many = taken("devices.active=2")[1], taken()[1]
+    total = torch.cuda.mem_get_info()[1]
+    try:
+        torch.cuda.set_per_process_memory_fraction((few + (many - few) / 3) / total)
+        scarce, _ = taken()
+        devices = scarce.devices
+        assert isinstance(devices, GraphDevices)
+        assert 2 <= sum(map(len, devices.slots.values())) < 16
+        assert apart(plain, scarce) < 1e-4
+        del scarce, devices
+        torch.cuda.set_per_process_memory_fraction(few / 20 / total)
+        with pytest.raises((UserError, torch.OutOfMemoryError), match=r"out of memory|CUDA"):
+            taken()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_images_lie_on_the_gpu_and_are_prepared_there_as_on_the_cpu() -> None:

@@ -59,6 +59,9 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
         kept = [set(json.loads(line.split(" has ")[1])) for line in ours_of(together.stderr, local)]
         assert len(kept) == 2 and not kept[0] & kept[1] and all(kept)
         assert kept[0] | kept[1] == {device for r in rounds for device in r["active"]}
+    assert [r["failed"] for r in lines(two / "faults" / "rounds.jsonl")] == [[2, 5]] * 3
+    assert (one / "faults" / "errors.jsonl").read_text() == (two / "faults" / "errors.jsonl").read_text()
+    assert together.stderr.count("a device failed and is left out, device 2, round 1") == 1
     # a: (1 + 2·3 + 5) / 4 in the first row, (1 + 5) / 2 in the second; c: (2·1 + 4) / 3 and 1; b: its only one.
     expected = {"a": [[3.0, 3.0], [3.0, 3.0]], "b": [0.0, 1.0, 2.0], "c": [2.0, 1.0], "d": [-1.0]}
     assert (one / "average.txt").read_text() == (two / "average.txt").read_text() == repr(expected)

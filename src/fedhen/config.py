@@ -177,7 +177,7 @@ class RuntimeConfig:
         "quarter of its free memory, else on the host if they fit half of its own, else on disk",
     )
     rows_dir: str = setting("", "folder for those on disk; empty: the system's temporary folder")
-    threads: int = setting(0, "CPU threads in one operation; 0: as many as torch takes", least=0)
+    threads: int = setting(0, "CPU threads in one operation; 0: as many as torch takes", least=0, most=1024)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from typing import Any, Literal
 from fedhen.config import Config
 from fedhen.errors import UserError, unknown
 
+LARGEST = 2**63 - 1
+"""The largest whole number that arrays can hold."""
+
 
 def settings(section: type | None = None, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
     """Every setting with its full key, in order."""
@@ -91,12 +94,21 @@ def _scalar(kind: type, value: Any, key: str) -> Any:
         if kind is int and isinstance(value, numbers.Integral):
             value = int(value)
         elif kind is float and isinstance(value, numbers.Real):
-            value = float(value)
+            value = _as_float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UserError(f"{key} must be {_NAMES[kind]}, found {_toml_type(value)} {value!r}")
     if isinstance(value, float) and not abs(value) < float("inf"):
         raise UserError(f"{key} must be a finite number, found {value}")
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        raise UserError(f"{key} is a number of {len(str(abs(value)))} digits: it must be at most {LARGEST}")
     return value
+
+
+def _as_float(value: numbers.Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
 
 
 def _either(kinds: tuple[Any, ...], value: Any, key: str) -> Any:

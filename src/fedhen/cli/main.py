@@ -79,14 +79,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         here().say(one_line(f"{where}{error.strerror or error}"))
         _flush_nowhere()
         return 2
+    except Exception as error:
+        if not (advice := _out_of_memory(error)):
+            raise
+        here().say(advice)
+        return 2
     except KeyboardInterrupt:
         here().say("stopped")
         return 130
 
 
+def _out_of_memory(error: Exception) -> str:
+    """What to do if memory ran out, as it may before the first round; else nothing."""
+    if "torch" not in sys.modules:
+        return ""
+    from fedhen.faults import OUT_OF_MEMORY, ran_out
+
+    return OUT_OF_MEMORY if ran_out(error) else ""
+
+
 def _flush_nowhere() -> None:
-    """What is left to flush of our output is lost, without a word at the end."""
+    """What is left of our output and cannot be written is lost, without a word at the end."""
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stdout.flush()
     except OSError:
-        return
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

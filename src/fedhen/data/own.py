@@ -195,9 +195,9 @@ def _members(file: Any) -> Iterator[zipfile.ZipInfo]:
 
 
 def _check_room(path: Path, needed: int) -> None:
-    """Refuse what would not fit: the data is held in memory, and once more while it is put in order."""
+    """Refuse what would not fit: the data is held in memory."""
     free = free_memory(torch.device("cpu"))
-    if needed > free // 2:
+    if needed > free:
         raise UserError(
             f"{path} unpacks to {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free: "
             "save fewer or smaller examples, or images as bytes"

@@ -16,6 +16,10 @@ from fedhen.errors import UserError
 from fedhen.models.exits import Exits
 from fedhen.models.nesting import Family
 from fedhen.params import corner
+from fedhen.shelf import free_memory
+
+MOST_BLOCKS = 1000
+"""Deeper networks do not train, and take minutes to be built."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Shape:
             raise UserError("model.widths, model.blocks and model.strides must have one value a stage each")
         if min(self.widths + self.blocks + self.strides + (self.groups, self.exit_pool)) < 1:
             raise UserError("model.widths, blocks, strides, groups and exit_pool must be at least 1")
+        self._check_size()
         if self.nesting != "width":
             self._check_exits(stages)
         for tier, rate in self.rates.items():
@@ -67,6 +72,20 @@ class Shape:
 
         if self.nesting == "width" and list(self.rates.values()) != sorted(set(self.rates.values())):
             raise UserError("model.rates must rise from tier to tier, the smallest first")
+
+    def _check_size(self) -> None:
+        """Refuse what no memory holds, before it is tried: the stages' 3×3 kernels and the exits' tables."""
+        if sum(self.blocks) > MOST_BLOCKS:
+            raise UserError(f"model.blocks add up to {sum(self.blocks)}: at most {MOST_BLOCKS} can be")
+        kernels = sum(
+            9 * w * (i + (2 * b - 1) * w)
+            for i, w, b in zip((0, *self.widths[:-1]), self.widths, self.blocks, strict=True)
+        )
+        tables = max(self.widths) * self.classes * min(self.exit_pool, self.size) ** 2
+        if 4 * (kernels + tables) > free_memory(torch.device("cpu")):
+            raise UserError(
+                f"a model of {(kernels + tables) / 1e9:.1f} billion weights does not fit: lower model.widths"
+            )
 
     def _check_exits(self, stages: int) -> None:
         ends = list(self.exits.values())
