@@ -181,6 +181,19 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """When a run saves all that it needs to go on; no number of the run depends on it."""
+
+    minutes: float = setting(5.0, "minutes between checkpoints; 0: not by time", least=0)
+    rounds: int = setting(0, "rounds between checkpoints; 0: not by rounds, and none at all if minutes is 0 too", least=0)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are any: then also after the last round, and when the run is told to stop."""
+        return bool(self.minutes or self.rounds)
+
+
+@dataclass(frozen=True)
 class Config:
     """An experiment."""
 
@@ -204,6 +217,7 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     targets: dict[str, tuple[float, ...]] = setting(
         {}, "target accuracies of each tier in percent, for the reports; a tier without one gets the paper's rule"
     )

@@ -78,6 +78,9 @@ class NothingKept:
     def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
         """Keep nothing."""
 
+    def restore(self, device: int, vector: Tensor | None) -> None:
+        """Nothing was kept."""
+
     def models(self) -> dict[str, Server]:
         """No kind of model."""
         return {}
@@ -117,12 +120,25 @@ class LastModels(NothingKept):
                 self.moved[tier] -= self.fixed[tier].of(self.rows.vector(device))
                 self.moved[tier] += self.start[tier]
             if device in own:
-                vector = pack({name: own[device].weights[name] for name in self.initial[tier]})
-                self.moved[tier] += self.fixed[tier].of(vector)
-                self.moved[tier] -= self.start[tier]
-                self.rows.put(device, vector, self.initial[tier])
+                self._put(device, pack({name: own[device].weights[name] for name in self.initial[tier]}))
             elif device in self.rows:
                 del self.rows[device]
+
+    def restore(self, device: int, vector: Tensor | None) -> None:
+        """Put a saved row back, or only know that another rank has it.
+
+        The running sum is a function of the rows and the initial models, and whole numbers add up to the same in any
+        order: with all rows back it is what it was, so that a checkpoint need not hold it.
+        """
+        self.trained.add(self.tier_of[device])
+        if vector is not None:
+            self._put(device, vector)
+
+    def _put(self, device: int, vector: Tensor) -> None:
+        tier = self.tier_of[device]
+        self.moved[tier] += self.fixed[tier].of(vector)
+        self.moved[tier] -= self.start[tier]
+        self.rows.put(device, vector, self.initial[tier])
 
     def average(self, tier: str) -> Weights:
         """The reported model of a tier."""

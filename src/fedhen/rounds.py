@@ -21,6 +21,10 @@ Activate = Callable[[int, Mapping[int, float]], list[int]]
 """(round, the loss that each device reported last) -> the active devices, in rising order."""
 
 
+NONE_REPORTED: Mapping[int, float] = {}
+"""No device has trained yet."""
+
+
 class Devices(Protocol):
     """Whoever trains the active devices: the loop never knows who."""
 
@@ -73,10 +77,15 @@ class Rules:
 
 
 def rounds(
-    server: Server, memories: Memories, devices: Devices, rules: Rules, numbers: Sequence[int]
+    server: Server,
+    memories: Memories,
+    devices: Devices,
+    rules: Rules,
+    numbers: Sequence[int],
+    losses: Mapping[int, float] = NONE_REPORTED,
 ) -> Iterator[Round]:
-    """Run these rounds one by one, from the given server models."""
-    losses: dict[int, float] = {}
+    """Run these rounds one by one, from the given server models and the losses that devices reported last."""
+    losses = dict(losses)
     ranks, pools = rules.ranks, rules.method.pools
     for number in numbers:
         active = ranks.first(partial(rules.activate, number, losses))
