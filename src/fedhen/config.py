@@ -185,7 +185,9 @@ class CheckpointConfig:
     """When a run saves all that it needs to go on; no number of the run depends on it."""
 
     minutes: float = setting(5.0, "minutes between checkpoints; 0: not by time", least=0)
-    rounds: int = setting(0, "rounds between checkpoints; 0: not by rounds, and none at all if minutes is 0 too", least=0)
+    rounds: int = setting(
+        0, "rounds between checkpoints; 0: not by rounds, and none at all if minutes is 0 too", least=0
+    )
 
     @property
     def wanted(self) -> bool:
