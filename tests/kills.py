@@ -161,7 +161,7 @@ def killed(forks: Forks, command: Sequence[str], folder: Path, kills: int, rng: 
         reached = begin(folder, rng)
         run = forks.start([*arguments, "--quiet"], log)
         while not run.ended() and not reached(folder, rng):
-            time.sleep(0.0005)
+            time.sleep(0.001)
         if run.ended():
             assert run.wait() == 0, log.read_text()
             raise AssertionError("the run ended before all kills: give it more rounds")

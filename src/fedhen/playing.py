@@ -88,6 +88,8 @@ def _played(keeper: Keeper, stop: Stop) -> Iterator[Step]:
         last = step.record["round"] == keeper.experiment.config.rounds
         yield keeper.commit(step, last or bool(stop.signal))
         if stop.signal and not last:
+            # It may have come after the round was recorded.
+            keeper.save_at_last()
             raise Stopped(stop.signal, keeper.goodbye())
 
 
@@ -161,6 +163,10 @@ class Keeper:
         """Forget the round that was abandoned, and save the one before."""
         for shelf in self.whole.shelves.values():
             shelf.undo()
+        self.save_at_last()
+
+    def save_at_last(self) -> None:
+        """Save the last whole round, unless it is."""
         if self.experiment.config.checkpoint.wanted and self.whole.played > self.saved_round:
             self.save()
 
