@@ -1,9 +1,10 @@
 # make demo    install into .venv and run FedHeN, NoSide and Decouple side by side on embedded data
 # make test    all tests          make check    format, lint and types          make format    mend the format
+# make torture kill runs 200 times, and compare them with runs that were left alone
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format wheel clean
+.PHONY: demo test check format torture wheel clean
 
 demo: .venv/ready
 	$(BIN)/fedhen compare digits
@@ -19,6 +20,9 @@ check: .venv/ready
 format: .venv/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+torture: .venv/ready
+	$(BIN)/python benchmarks/torture.py
 
 wheel: .venv/ready
 	$(BIN)/python -m build --wheel

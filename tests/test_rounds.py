@@ -20,9 +20,10 @@ from fedhen.assembly import assemble
 from fedhen.config import Config, DevicesConfig, ServerConfig, TrainingConfig
 from fedhen.data.batches import visits
 from fedhen.data.dataset import Data
-from fedhen.experiment import Experiment, play_into
+from fedhen.experiment import Experiment
 from fedhen.local_training import learning_rate
 from fedhen.params import Weights
+from fedhen.playing import play_into
 from fedhen.recipes import recipe_named
 from fedhen.rounds import Devices, Round, Rules, Sent, rounds, sampling
 

@@ -1,4 +1,4 @@
-"""fedhen from Python: train your own models on your own data, get the models back, load and score saved runs."""
+"""fedhen from Python: train your own models on your own data, go on after a crash, load and score saved runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from fedhen.evaluation import accuracy
 from fedhen.folders import claim
 from fedhen.model_files import read_model, ready_module
 from fedhen.models.nesting import Family
+from fedhen.playing import play_into
 from fedhen.records import CONFIG, KINDS, read_run
 from fedhen.reports import write_report
+from fedhen.resuming import How
 from fedhen.rounds import Activate
 from fedhen.runtimes import process_group
 
@@ -90,7 +92,48 @@ def train(
     if out is None:
         return Trained(experiment, [step.record for step in experiment.play()], None)
     folder = Path(ranks.first(lambda: str(claim(Path(out), [""], force)[0])))
-    return Trained(experiment, [step.record for step in experiments.play_into(folder, experiment)], folder)
+    return Trained(experiment, [step.record for step in play_into(folder, experiment)], folder)
+
+
+def resume(
+    run: PathLike,
+    /,
+    *,
+    family: Family | None = None,
+    data: Data | None = None,
+    method: Method | None = None,
+    activate: Activate | None = None,
+    rounds: int | None = None,
+    accelerator: str = "auto",
+    data_dir: PathLike | None = None,
+    restart: bool = False,
+) -> Trained:
+    """Go on with an interrupted run from its last checkpoint, or add rounds to a finished one.
+
+    What was given in Python (family, data, a method or an `activate` of your own) must be given again, and be the same.
+    On a CPU the result is, to the byte, that of a run without the interruption. A run whose checkpoints are all damaged
+    is refused, unless `restart` is set: then it starts again.
+    """
+    folder = Path(run)
+    config = toml.read_toml(_checked(folder))
+    config = config if rounds is None else schema.from_mapping({"rounds": rounds}, config)
+    ranks = process_group.join(environment.device_named(accelerator))
+    experiment = assembly.assemble(
+        config,
+        data=data,
+        family=family,
+        method=method,
+        activate=activate,
+        accelerator=accelerator,
+        data_dir=Path(data_dir) if data_dir else None,
+        ranks=ranks,
+    )
+    for _ in play_into(folder, experiment, How(resume=True, restart=restart)):
+        pass
+    if not experiment.reported:
+        kinds = KINDS if config.evaluation.devices else KINDS[1:]
+        experiment.reported = {k: {t: read_model(folder, k, t).weights for t in config.tiers} for k in kinds}
+    return Trained(experiment, ranks.first(lambda: read_run(folder).rounds), folder)
 
 
 def load(run: PathLike, tier: str, kind: str = "server", *, family: Family | None = None) -> nn.Module:

@@ -86,6 +86,7 @@ def assemble(
     sizes = config.tier_sizes()
     check_alike(config, data, server, ranks)
     shelf = shelves(config.runtime, where, sum(sizes[tier] * size(each[tier]) for each in kept for tier in tiers))
+    memory = shelf()
     return Experiment(
         config=config,
         method=method,
@@ -99,7 +100,8 @@ def assemble(
         memories=Memories(forgotten, sizes),
         last_models=LastModels(server, tier_of, shelf(), ranks) if config.evaluation.devices else NothingKept(),
         precision=precision,
-        devices=devices_of(fleet, shelf(), ranks),
+        devices=devices_of(fleet, memory, ranks),
+        memory=memory,
         modules={tier: to_score(fleet, tier) for tier in tiers},
         ranks=ranks,
     )

@@ -40,16 +40,21 @@ def device_named(name: str) -> torch.device:
     return torch.device("cuda", place)
 
 
+def versions() -> dict[str, str]:
+    """Of what decides the numbers."""
+    return {
+        "fedhen": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "safetensors": safetensors.__version__,
+    }
+
+
 def describe(device: torch.device, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Versions and hardware."""
     return {
-        "versions": {
-            "fedhen": VERSION,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "safetensors": safetensors.__version__,
-        },
+        "versions": versions(),
         "hardware": {
             "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "cpu": _cpu_name(),

@@ -1,4 +1,7 @@
-"""The one error a user can cause: it is shown as one line, without a traceback, and the command exits with 2."""
+"""The one error a user can cause: it is shown as one line, without a traceback, and the command exits with 2.
+
+And what ends a run that was told to stop.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,14 @@ from collections.abc import Iterable
 
 class UserError(ValueError):
     """Something the user can mend; the message says what, in one line."""
+
+
+class Stopped(BaseException):
+    """A run that was told to stop has done so; no error, but nothing after it is to be done."""
+
+    def __init__(self, signal: int, said: str = "stopped", abandoned: bool = False) -> None:
+        super().__init__(said)
+        self.signal, self.abandoned = signal, abandoned
 
 
 def one_line(text: str) -> str:

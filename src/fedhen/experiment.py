@@ -1,17 +1,16 @@
-"""A run: rounds played, scored and recorded."""
+"""An experiment: its rounds played and scored."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from fedhen import environment, seeds, toml
+from fedhen import seeds
 from fedhen.algorithm.holdings import Holding
 from fedhen.algorithm.local import Local
 from fedhen.algorithm.merging import Memories, Server
@@ -22,13 +21,13 @@ from fedhen.data.dataset import Data
 from fedhen.errors import UserError
 from fedhen.evaluation import NothingKept, Reading, default_batch_size, scored
 from fedhen.faults import within_memory
-from fedhen.model_files import save_models
 from fedhen.models.nesting import Family, load_weights
 from fedhen.params import count, distance, size
 from fedhen.precision import Precision
 from fedhen.ranks import ALONE, Ranks
-from fedhen.records import Recorder, record_errors, writing
 from fedhen.rounds import Activate, Devices, Round, Rules, rounds
+from fedhen.shelf import Shelf
+from fedhen.state import Restored, State, digests
 
 
 @dataclass
@@ -50,6 +49,12 @@ class Experiment:
     devices: Devices
     modules: dict[str, nn.Module]
     """One of each tier."""
+    memory: Shelf = field(default_factory=Shelf)
+    """What the devices that trained last on this rank remember: the engine's own."""
+    losses: dict[int, float] = field(default_factory=dict)
+    """What each device reported last."""
+    played: int = 0
+    """The last whole round."""
     scoring: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
     """One of each kind of model and tier, to score weights in."""
     ranks: Ranks = ALONE
@@ -59,13 +64,15 @@ class Experiment:
 
     @within_memory
     def play(self) -> Iterator[Step]:
-        """Play all rounds; each step is what the next line of the run folder says."""
+        """Play the rounds that are left; each step is what the next line of the run folder says."""
         rules = Rules(self.method, self.checked_active, self.config.server, self.local, self.ranks)
-        steps = rounds(self.server, self.memories, self.devices, rules, range(1, self.config.rounds + 1))
+        numbers = range(self.played + 1, self.config.rounds + 1)
+        steps = rounds(self.server, self.memories, self.devices, rules, numbers, self.losses)
         began = time.perf_counter()
         for done in steps:
             self.server, self.memories = done.server, done.memories
             self.last_models.take(done.updates, done.losses)
+            self.losses.update(done.losses)
             trained = time.perf_counter()
             scores = {}
             if self.is_evaluated(done.number):
@@ -74,6 +81,7 @@ class Experiment:
             ended = time.perf_counter()
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
             step = Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()}, done.failed)
+            self.played = done.number
             # The devices' updates need not outlive the round: the next one brings as many.
             del done
             yield step
@@ -173,6 +181,42 @@ class Experiment:
             "bytes": {"down": down, "up": up},
         }
 
+    def state(self) -> State:
+        """All that the next round needs."""
+        memory = {
+            tier: {n: t for n, t in weights.items() if n in self.holdings[tier].learned}
+            for tier, weights in self.server.items()
+        }
+        return State(
+            played=self.played,
+            server=self.server,
+            mean=self.memories.mean,
+            losses=dict(self.losses),
+            shelves={"rows": self.last_models.rows, "memory": self.memory},
+            likes={"rows": self.server, "memory": memory},
+            tier_of=self.tier_of,
+            ranks=self.ranks,
+        )
+
+    def restore(self, saved: Restored) -> None:
+        """Go on from a saved state; this experiment has not played yet."""
+        likes = self.state().likes["memory"]
+        self.played, self.losses = saved.played, dict(saved.losses)
+        self.server = saved.models["server"]
+        self.memories = replace(self.memories, mean=saved.models["mean"])
+        for device, vector in saved.vectors["rows"]:
+            self.last_models.restore(device, vector)
+        for device, vector in saved.vectors["memory"]:
+            if vector is not None:
+                self.memory.put(device, vector, likes[self.tier_of[device]])
+        if self.played == self.config.rounds:
+            self.reported = self.models()
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """Checksums of what a configuration only names, before the first round is played."""
+        return digests(self.config, self.data, self.server)
+
     def about_models(self) -> dict[str, dict[str, Any]]:
         """What a model file says of each tier's model beside its weights."""
         inputs = {"inputs": list(self.data.shape), "classes": self.data.classes}
@@ -213,39 +257,3 @@ class Step:
     timing: dict[str, float]
     failed: dict[int, str] = field(default_factory=dict)
     """Devices whose training raised, with their errors."""
-
-
-def play_into(folder: Path, experiment: Experiment) -> Iterator[Step]:
-    """Play all rounds and leave a run folder behind; rank 0 alone writes it."""
-    if experiment.ranks.rank:
-        yield from experiment.play()
-        return
-    began, steps = time.perf_counter(), []
-    described = environment.describe(experiment.data.x.device, experiment.ranks)
-    with writing(folder), Recorder(folder, toml.to_toml(experiment.config), described) as recorder:
-        for step in experiment.play():
-            record_errors(folder, step.record["round"], step.failed)
-            recorder.round(step.record, step.timing)
-            steps.append(step.record)
-            yield step
-        save_models(folder, experiment.reported, experiment.about_models())
-        recorder.finish(summary(experiment, steps, time.perf_counter() - began))
-
-
-def summary(experiment: Experiment, records: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """The end of a run in a few numbers."""
-    config, scored = experiment.config, [r["accuracy"] for r in records if "accuracy" in r]
-    best = {kind: {tier: max(s[kind][tier] for s in scored) for tier in tiers} for kind, tiers in scored[-1].items()}
-    return {
-        "recipe": config.recipe,
-        "method": config.method,
-        "seed": config.seed,
-        "rounds": config.rounds,
-        "parameters": experiment.parameters(),
-        "final": scored[-1],
-        "best": best,
-        "dropped": sum(len(r["dropped"]) for r in records),
-        "failed": sum(len(r.get("failed", ())) for r in records),
-        "bytes": sum(n for r in records for way in r["bytes"].values() for n in way.values()),
-        "seconds": round(seconds, 3),
-    }

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedhen.errors import UserError
-from fedhen.records import CONFIG
+from fedhen.records import CONFIG, PART
+
+LOCK = "run.lock"
+"""Locked while a process plays the run; the system unlocks it, however the process ends."""
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep other processes off a run folder."""
+    try:
+        file = (folder / LOCK).open("ab")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{folder} is being played by another process: wait for it, or choose another") from None
+        yield
 
 
 def claim(parent: Path, names: Sequence[str], force: bool = False) -> list[Path]:
@@ -28,7 +48,22 @@ def claim(parent: Path, names: Sequence[str], force: bool = False) -> list[Path]
                 raise UserError(f"{folder} does not hold a run: --force replaces runs only, choose another --out")
         for folder in folders:
             if _holds_something(folder):
-                shutil.rmtree(folder)
+                with hold(folder):
+                    shutil.rmtree(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {parent}: {error.strerror}; choose another --out") from None
+    return folders
+
+
+def reopen(parent: Path, names: Sequence[str]) -> list[Path]:
+    """The folders of these names below `parent`, with the runs that are in them; those that are missing are made."""
+    folders = [parent / name for name in names]
+    for folder in folders:
+        if _holds_something(folder) and not (folder / CONFIG).is_file():
+            raise UserError(f"{folder} does not hold a run: --resume goes on with runs only, choose another --out")
+    try:
+        for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {parent}: {error.strerror}; choose another --out") from None
@@ -50,4 +85,5 @@ def claim_fresh(parent: Path, name: str) -> Path:
 
 
 def _holds_something(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
+    """More than what a process leaves that was killed before it had begun."""
+    return folder.is_dir() and any(p.name != LOCK and not p.name.endswith(PART) for p in folder.iterdir())

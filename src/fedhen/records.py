@@ -7,11 +7,13 @@ timing.jsonl       one object a round: seconds
 errors.jsonl       devices whose training raised, the first hundred of them; only where there are some
 summary.json       written last: the run is finished if it is there
 models/            the weights of each tier, server and all-devices average (if it is kept), in safetensors
+checkpoints/       all that the next round needs; see checkpoints.py
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +36,8 @@ CONFIG, ENVIRONMENT, ROUNDS, TIMING, ERRORS, SUMMARY, MODELS = (
     "summary.json",
     "models",
 )
+PART = ".part"
+"""The end of the name of a file that is not whole yet."""
 KINDS = ("devices", "server")
 """Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""
 
@@ -48,15 +52,33 @@ def reported(scores: Mapping[str, Any]) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file beside and rename it, so that a reader never sees half of it."""
-    beside = path.with_name(path.name + ".part")
+    """Write a text file, so that a reader never sees half of it."""
+    replace_file(path, text.encode())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file beside, see that it is on the disk, and rename it: after a crash it is the old one or the new."""
+    beside = path.with_name(path.name + PART)
     try:
-        beside.write_text(text, encoding="utf-8")
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         beside.replace(path)
     except OSError:
         # On a full disk half a file would only be in the way.
         beside.unlink(missing_ok=True)
         raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """See that the names in a folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -90,12 +112,18 @@ def record_errors(folder: Path, number: int, failed: Mapping[int, str]) -> None:
 class Recorder:
     """Writes one run's folder while the run goes on."""
 
-    def __init__(self, folder: Path, config_toml: str, environment: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, config_toml: str, environment: Mapping[str, Any], after: int = 0) -> None:
+        """Begin, or go on after that round: what was recorded of later ones is cut off."""
         self.folder = folder
+        # The configuration first: a folder that has it can be gone on with, whatever else a crash leaves there.
         write_text(folder / CONFIG, config_toml)
         write_json(folder / ENVIRONMENT, environment)
-        self._rounds: IO[str] = (folder / ROUNDS).open("w", encoding="utf-8")
-        self._timing: IO[str] = (folder / TIMING).open("w", encoding="utf-8")
+        for name in (ROUNDS, TIMING):
+            replace_file(folder / name, b"".join(recorded_lines(folder / name, after)))
+        # With more rounds to play the run is not finished any more.
+        (folder / SUMMARY).unlink(missing_ok=True)
+        self._rounds: IO[str] = (folder / ROUNDS).open("a", encoding="utf-8")
+        self._timing: IO[str] = (folder / TIMING).open("a", encoding="utf-8")
 
     def __enter__(self) -> Recorder:
         return self
@@ -106,15 +134,42 @@ class Recorder:
         self._rounds.close()
         self._timing.close()
 
-    def round(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+    def round(self, record: Mapping[str, Any]) -> None:
         """Append one round; flushed, so that a report of the unfinished run sees it."""
-        for file, value in ((self._rounds, record), (self._timing, {"round": record["round"], **timing})):
-            file.write(json.dumps(value, allow_nan=False) + "\n")
-            file.flush()
+        _append(self._rounds, record)
+
+    def timing(self, number: int, timing: Mapping[str, float]) -> None:
+        """Append what a round took; after the checkpoint, whose seconds belong to it."""
+        _append(self._timing, {"round": number, **timing})
+
+    def sync(self) -> None:
+        """See that all lines are on the disk."""
+        for file in (self._rounds, self._timing):
+            os.fsync(file.fileno())
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The last thing a run writes."""
+        self.sync()
         write_json(self.folder / SUMMARY, summary)
+
+
+def _append(file: IO[str], value: Mapping[str, Any]) -> None:
+    file.write(json.dumps(value, allow_nan=False) + "\n")
+    file.flush()
+
+
+def recorded_lines(path: Path, last: int) -> list[bytes]:
+    """The lines of rounds 1 to `last`, as far as they are whole and in order."""
+    lines: list[bytes] = []
+    if last and path.is_file():
+        for line in path.read_bytes().splitlines(keepends=True)[:last]:
+            try:
+                if not line.endswith(b"\n") or json.loads(line)["round"] != len(lines) + 1:
+                    break
+            except (ValueError, KeyError, TypeError):
+                break
+            lines.append(line)
+    return lines
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fedhen.cli import bench, data, paper, reading, training
-from fedhen.errors import UserError, one_line
+from fedhen.cli import bench, data, paper, reading, resume, training
+from fedhen.errors import Stopped, UserError, one_line
 from fedhen.ranks import RankLost, here, launched
 from fedhen.version import VERSION
 
@@ -42,6 +43,7 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"fedhen {VERSION}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     training.add_commands(commands)
+    resume.add_commands(commands)
     reading.add_commands(commands)
     data.add_commands(commands)
     paper.add_commands(commands)
@@ -55,7 +57,7 @@ def tell(message: Warning | str, *where: object, **more: object) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 2 for what the user can mend, 130 after Ctrl-C."""
+    """Run a command; the exit code is 2 for what the user can mend, 130 after Ctrl-C, 143 after SIGTERM."""
     options = parser().parse_args(arguments)
     try:
         with warnings.catch_warnings():
@@ -86,7 +88,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         here().say("stopped")
-        return 130
+        return _left(130, at_once=True)
+    except Stopped as told:
+        here().say(str(told))
+        return _left(128 + told.signal, told.abandoned)
+
+
+def _left(code: int, at_once: bool) -> int:
+    """The exit code; at once, without waiting for threads that train on, where a round was given up."""
+    if at_once and threading.active_count() > 1 and here().number == 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _out_of_memory(error: Exception) -> str:

@@ -72,6 +72,16 @@ def add_out(command: argparse.ArgumentParser) -> None:
     """Where to write."""
     command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: a fresh folder under runs/)")
     command.add_argument("--force", action="store_true", help="replace the run that --out holds")
+    add_resume(command, "--out")
+
+
+def add_resume(command: argparse.ArgumentParser, where: str) -> None:
+    """Going on after an interruption."""
+    command.add_argument(
+        "--resume",
+        action="store_true",
+        help=f"go on with the unfinished runs in {where}, skip the finished ones, start the missing ones",
+    )
 
 
 def configured(

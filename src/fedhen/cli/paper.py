@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedhen.cli.options import RUNS, add_machine, add_rounds, add_settings, changed
+from fedhen.cli.options import RUNS, add_machine, add_resume, add_rounds, add_settings, changed
 from fedhen.cli.training import Job, train_all
 from fedhen.errors import UserError, one_line, unknown
-from fedhen.folders import claim_fresh
+from fedhen.folders import claim_fresh, reopen
 from fedhen.ranks import here
 from fedhen.recipes import centralised, recipe_named
 from fedhen.records import CONFIG, KINDS, Run, read_run
@@ -56,6 +56,7 @@ def add_commands(commands: Any) -> None:
     add_settings(paper)
     add_rounds(paper)
     add_machine(paper)
+    add_resume(paper, "--runs")
     paper.set_defaults(run=paper_command, force=False)
 
 
@@ -64,9 +65,12 @@ def paper_command(options: argparse.Namespace) -> int:
     wanted = _wanted(options.only)
     if options.train:
         jobs = to_run(wanted, options)
-        train_all(jobs, options, lambda: (claim_fresh(options.runs, job.folder) for job in jobs))
-    elif options.only or options.seed is not None or options.rounds or options.settings:
-        raise UserError("--only, --seed, --rounds and --set say what to run: they need --run")
+        if options.resume:
+            train_all(jobs, options, lambda: reopen(options.runs, [job.folder for job in jobs]))
+        else:
+            train_all(jobs, options, lambda: (claim_fresh(options.runs, job.folder) for job in jobs))
+    elif options.only or options.seed is not None or options.rounds or options.settings or options.resume:
+        raise UserError("--only, --seed, --rounds, --set and --resume say what to run: they need --run")
     elif not options.runs.is_dir():
         raise UserError(f"{options.runs} does not exist: name the folder of your runs with --runs, or train with --run")
     if here().rank:

@@ -20,9 +20,10 @@ from fedhen.cli.options import (
     with_its_tiers,
     with_seeds,
 )
+from fedhen.cli.stopping import stoppable
 from fedhen.config import Config
 from fedhen.errors import UserError
-from fedhen.folders import claim, claim_fresh
+from fedhen.folders import claim, claim_fresh, reopen
 from fedhen.progress import display
 from fedhen.ranks import here
 from fedhen.recipes import centralised
@@ -148,7 +149,7 @@ def _train(configs: Sequence[Config], name: str, options: argparse.Namespace) ->
     name = name if several else f"{name}-seed{configs[0].seed}"
     folders = train_below(jobs, options, name)
     if not here().rank:
-        print("\n".join(_result(folder) for folder in folders))
+        print("\n".join(result(folder) for folder in folders))
     return 0
 
 
@@ -177,11 +178,12 @@ def compare_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callable[[], Iterable[Path]]) -> None:
-    """Train every job into its folder; the folders are asked for when all jobs are known to be right."""
+def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callable[[], Iterable[Path]]) -> int:
+    """Train every job into its folder, which are asked for when all jobs are known to be right; rounds played."""
     from fedhen.assembly import Assembler
     from fedhen.environment import device_named
-    from fedhen.experiment import play_into
+    from fedhen.playing import play_into
+    from fedhen.resuming import How
     from fedhen.runtimes import process_group
 
     ranks = process_group.join(device_named(options.accelerator))
@@ -190,12 +192,16 @@ def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callabl
         assemble(job.config)
     # Rank 0 alone makes folders: nothing happens before the first is asked for.
     places = (folder for make in [folders] for folder in make())
-    with display({job.name: job.config.rounds for job in jobs}, options.quiet or ranks.rank > 0) as shown:
+    how, played = How(resume=options.resume, restart=getattr(options, "restart", False)), 0
+    quiet = options.quiet or ranks.rank > 0
+    with display({job.name: job.config.rounds for job in jobs}, quiet) as shown, stoppable() as stop:
         for job in jobs:
             folder = Path(ranks.first(lambda: str(next(places))))
             # Each experiment is made when its turn comes: it holds every device's last model.
-            for step in play_into(folder, assemble(job.config)):
+            for step in play_into(folder, assemble(job.config), how, stop):
                 shown.show(job.name, step.record, step.timing)
+                played += 1
+    return played
 
 
 def train_below(jobs: Sequence[Job], options: argparse.Namespace, name: str) -> list[Path]:
@@ -203,15 +209,21 @@ def train_below(jobs: Sequence[Job], options: argparse.Namespace, name: str) -> 
     claimed: list[Path] = []
 
     def folders() -> list[Path]:
-        parent = options.out or claim_fresh(RUNS, name)
-        claimed.extend(claim(parent, [job.folder for job in jobs], options.force))
+        names = [job.folder for job in jobs]
+        if options.resume:
+            claimed.extend(reopen(options.out or RUNS / name, names))
+        else:
+            claimed.extend(claim(options.out or claim_fresh(RUNS, name), names, options.force))
         return claimed
 
+    if options.resume and options.force:
+        raise UserError("--resume goes on with what --force would replace: leave out one of them")
     train_all(jobs, options, folders)
     return claimed
 
 
-def _result(folder: Path) -> str:
+def result(folder: Path) -> str:
+    """How a run ended."""
     summary = read_run(folder).summary or {}
     kind = reported(summary["final"])
     whose = ", server's model" if kind == "server" else ""

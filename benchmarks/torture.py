@@ -1,0 +1,48 @@
+"""200 kills: runs that are killed again and again at random moments, and compared with ones that were not.
+
+python benchmarks/torture.py [KILLS] [SEED]
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from kills import Forks, killed, same
+from test_resume import KINDS, run
+
+KILLS_A_RUN = 10
+
+
+def main(kills: int = 200, seed: int = 0) -> int:
+    """Play, kill, go on, compare; the exit code is 1 where a byte differs."""
+    rng, began, moments, wrong = random.Random(seed), time.monotonic(), Counter[str](), 0
+    with tempfile.TemporaryDirectory() as name, Forks() as forks:
+        whole = {}
+        for kind, settings in KINDS.items():
+            whole[kind] = Path(name) / kind.replace(" ", "-")
+            code, said = forks.run([*run(90, **settings), "--quiet", "--out", str(whole[kind])], Path(name) / "log")
+            assert code == 0, said
+        number = 0
+        while moments.total() < kills:
+            kind = list(KINDS)[number % len(KINDS)]
+            folder = Path(name) / f"run{number}"
+            some = min(KILLS_A_RUN, kills - moments.total())
+            moments.update(killed(forks, run(90, **KINDS[kind]), folder, some, rng))
+            right = same(whole[kind], folder)
+            wrong += not right
+            print(f"{moments.total():4} kills  {kind:10} {'the same bytes' if right else 'OTHER BYTES'}", flush=True)
+            number += 1
+    where = ", ".join(f"{count} {moment.replace('_', ' ')}" for moment, count in sorted(moments.items()))
+    print(f"{moments.total()} kills ({where}) in {number} runs, {time.monotonic() - began:.0f} s: {wrong} runs differ")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,0 +1,60 @@
+"""`fedhen resume`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedhen import toml
+from fedhen.cli.options import add_machine
+from fedhen.cli.training import Job, result, train_all
+from fedhen.errors import UserError
+from fedhen.ranks import here
+from fedhen.records import CONFIG
+
+EXAMPLES = """\
+examples:
+  fedhen resume runs/digits-fedhen-seed0
+  fedhen resume runs/digits-fedhen-seed0 --rounds 80      40 rounds more than were planned
+  fedhen compare digits --out my-comparison --resume      all runs of an interrupted command
+
+On a CPU the rest of the run is, to the byte, what it would have been without the interruption.
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add it to the parser."""
+    command = commands.add_parser(
+        "resume",
+        help="go on with an interrupted run, or add rounds to a finished one",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
+    command.add_argument("--rounds", type=int, metavar="N", help="play up to this round (default: as planned)")
+    command.add_argument(
+        "--restart", action="store_true", help="start again at round 1, as where every checkpoint is damaged"
+    )
+    add_machine(command)
+    command.set_defaults(run=resume_command)
+
+
+def resume_command(options: argparse.Namespace) -> int:
+    """`fedhen resume`."""
+    folder: Path = options.folder
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
+    config = toml.read_toml(folder / CONFIG)
+    if options.rounds is not None:
+        if options.rounds < config.rounds:
+            raise UserError(f"{folder} is planned for {config.rounds} rounds: some can be added, none taken away")
+        config = replace(config, rounds=options.rounds)
+    options.resume = True
+    played = train_all([Job(config.method, "", config)], options, lambda: [folder])
+    if not here().rank:
+        if not played:
+            print(f"{folder} is finished: --rounds N adds more")
+        print(result(folder))
+    return 0

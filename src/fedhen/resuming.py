@@ -1,0 +1,186 @@
+"""Where a run begins: at its first round, or after the newest checkpoint that can be used and is this run's."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedhen import checkpoints, environment, schema, state, toml
+from fedhen.checkpoints import Damaged, Saved
+from fedhen.config import Config
+from fedhen.errors import UserError
+from fedhen.experiment import Experiment
+from fedhen.folders import hold
+from fedhen.records import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING, Recorder, recorded_lines
+
+FREE = ("rounds", "runtime.rows", "runtime.rows_dir", "checkpoint.minutes", "checkpoint.rounds")
+"""Settings that may change from one part of a run to the next: no number that is played depends on them."""
+
+
+@dataclass(frozen=True)
+class How:
+    """How a run treats what it finds in its folder."""
+
+    resume: bool = False
+    """Go on with it, where there is something."""
+    restart: bool = False
+    """Where its checkpoints are all damaged, start again."""
+
+
+NEW = How()
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Every setting by its full key, as JSON says it."""
+    found = {}
+    for key, _ in schema.settings():
+        value: Any = config
+        for name in key.split("."):
+            value = getattr(value, name)
+        found[key] = value
+    settings: dict[str, Any] = json.loads(json.dumps(found))
+    return settings
+
+
+def is_finished(folder: Path, config: Config) -> bool:
+    """Whether a folder has the end of a run of so many rounds."""
+    try:
+        rounds = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["rounds"]
+        return isinstance(rounds, int) and rounds >= config.rounds
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def check_same(config: Config, before: Mapping[str, Any], whose: str) -> None:
+    """Refuse to go on with other settings than before."""
+    now = settings_of(config)
+    changed = [
+        f"{key} is {json.dumps(now.get(key))}, was {json.dumps(before.get(key))}"
+        for key in now.keys() | before.keys()
+        if key not in FREE and now.get(key) != before.get(key)
+    ]
+    if changed:
+        raise UserError(
+            f"{whose} has another configuration: {'; '.join(sorted(changed))}; "
+            "put it back, or start another run in another folder"
+        )
+    if config.rounds < before["rounds"]:
+        raise UserError(f"{whose} is planned for {before['rounds']} rounds: some can be added, none taken away")
+    if config.rounds > before["rounds"] and config.training.lr_schedule == "cosine":
+        raise UserError(
+            f"{whose} cannot get more rounds: its learning rate falls along a cosine over {before['rounds']} rounds "
+            "(training.lr_schedule), so that every round would have been another; start another run"
+        )
+
+
+@dataclass
+class Beginning:
+    """What rank 0 finds in a run's folder."""
+
+    folder: Path
+    experiment: Experiment
+    how: How
+    saved: Saved | None = None
+    records: list[Mapping[str, Any]] = field(default_factory=list)
+    """Of the rounds that are played."""
+    timing: dict[str, float] = field(default_factory=dict)
+    """Of the last of them."""
+    seconds: float = 0.0
+    """That the run has taken so far."""
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """Of data and initial models."""
+        return self.experiment.digests
+
+    def find(self, held: ExitStack) -> dict[str, Any]:
+        """Lock the folder and look into it; what all ranks must know of it."""
+        held.enter_context(hold(self.folder))
+        self.place = self.folder / checkpoints.FOLDER
+        config, plan = self.experiment.config, None
+        # Before the first round is played: the initial models are among them.
+        self.digests  # noqa: B018
+        if self.how.resume and (self.folder / CONFIG).is_file():
+            check_same(config, settings_of(toml.read_toml(self.folder / CONFIG)), str(self.folder))
+            if is_finished(self.folder, config):
+                return {"finished": True, "saved": None}
+            plan = None if self.how.restart else self.newest()
+        checkpoints.discard(self.place, after=plan["played"] if plan else 0)
+        return {"finished": False, "saved": plan}
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest checkpoint that can be used; none where the run was ended before its first."""
+        wrong = []
+        for number in checkpoints.numbers(self.place):
+            try:
+                plan = self.opened(number)
+            except Damaged as error:
+                wrong.append(f"the checkpoint of round {number} cannot be used: {error}")
+                continue
+            for message in wrong:
+                warnings.warn(f"{message}; going on from round {number}", stacklevel=2)
+            return plan
+        if wrong:
+            raise UserError(f"{self.folder}: {'; '.join(wrong)}; `fedhen resume --restart` starts again at round 1")
+        warnings.warn(f"{self.folder} has no checkpoint yet: it starts again at round 1", stacklevel=2)
+        return None
+
+    def opened(self, number: int) -> dict[str, Any]:
+        """A checkpoint compared with the folder, the configuration, the data and the models."""
+        saved = checkpoints.read(self.place, number)
+        try:
+            about = saved.manifest
+            self.seconds, self.timing = float(about["seconds"]), {k: float(v) for k, v in about["timing"].items()}
+            if not all(map(math.isfinite, (self.seconds, *self.timing.values()))):
+                raise Damaged("its times are no numbers")
+            check_same(self.experiment.config, about["config"], f"the checkpoint of round {number}")
+            self.check_data(about["digests"])
+            self.compare_versions(about["versions"])
+        except (KeyError, TypeError, AttributeError):
+            raise Damaged("its manifest is not what a manifest is") from None
+        lines = recorded_lines(self.folder / ROUNDS, number)
+        if len(lines) < number:
+            raise Damaged(f"{ROUNDS} holds {len(lines)} whole rounds only")
+        plan = state.check(saved, self.experiment.state())
+        self.saved, self.records = saved, [json.loads(line) for line in lines]
+        return plan
+
+    def check_data(self, before: Mapping[str, str]) -> None:
+        """Refuse to go on with other data than before."""
+        now = self.digests
+        if changed := [name for name in now if now[name] != before.get(name)]:
+            raise UserError(
+                f"{self.folder} was played with other data: the {', '.join(changed)} are not those of its checkpoint; "
+                "give it the same, or start another run in another folder"
+            )
+
+    def compare_versions(self, before: Mapping[str, str]) -> None:
+        """Another version may round otherwise."""
+        if changed := [f"{n} {v} (was {before.get(n)})" for n, v in environment.versions().items() if v != before[n]]:
+            warnings.warn(f"going on with {', '.join(changed)}: the last digits may differ", stacklevel=2)
+
+    def recorder(self) -> Recorder:
+        """Go on with the records, or begin them."""
+        played = self.saved.round if self.saved else 0
+        described = environment.describe(self.experiment.data.x.device, self.experiment.ranks)
+        if played:
+            described = {**described, "resumed": [*self._parts(), {"after": played}]}
+        timed = len(recorded_lines(self.folder / TIMING, played))
+        recorder = Recorder(self.folder, toml.to_toml(self.experiment.config), described, after=played)
+        if timed == played - 1:
+            # The crash came between the checkpoint and this line.
+            recorder.timing(played, self.timing)
+        return recorder
+
+    def _parts(self) -> list[Any]:
+        try:
+            return list(json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")).get("resumed", []))
+        except (OSError, ValueError, AttributeError, TypeError):
+            return []

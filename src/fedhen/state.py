@@ -1,0 +1,224 @@
+"""All that the next round needs: collected from every rank into a checkpoint, and put back, on however many ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhen import checkpoints
+from fedhen.algorithm.merging import Server
+from fedhen.checkpoints import Damaged, Entry, Kind, Saved, kind_of
+from fedhen.config import Config
+from fedhen.data.dataset import Data
+from fedhen.params import pack
+from fedhen.ranks import ALONE, Ranks
+from fedhen.shelf import Shelf
+
+Sharing = dict[str, dict[str, int]]
+"""Tier -> weight -> the number of its tensor: tiers that share a tensor name the same one."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run has reached after whole rounds; it does not change when the run goes on, but for the shelves."""
+
+    played: int
+    server: Server
+    mean: Server
+    """Of the devices' memories."""
+    losses: Mapping[int, float]
+    """What each device reported last."""
+    shelves: Mapping[str, Shelf]
+    """Devices' vectors by what they are: last models, memories."""
+    likes: Mapping[str, Server]
+    """For each shelf, what the vector of a device of each tier packs."""
+    tier_of: Sequence[str]
+    ranks: Ranks = ALONE
+
+    def kinds(self, shelf: str) -> dict[str, Kind]:
+        """Tier -> the kind of its devices' vectors on a shelf."""
+        return {tier: kind_of(pack(like)) for tier, like in self.likes[shelf].items()}
+
+    def models(self) -> dict[str, Server]:
+        """The weights that tiers may share."""
+        return {"server": self.server, "mean": self.mean}
+
+
+@dataclass
+class Restored:
+    """A saved state on this rank."""
+
+    played: int
+    models: dict[str, Server]
+    losses: dict[int, float]
+    vectors: dict[str, Iterator[tuple[int, Tensor | None]]] = field(default_factory=dict)
+    """For each shelf, device -> its vector, on the rank that is to have it: to be gone through in this order."""
+
+
+def save(state: State, place: Path, about: Mapping[str, Any]) -> None:
+    """Write a checkpoint: rank 0 does, and the others send it what they have."""
+    numbered = {part: distinct(models) for part, models in state.models().items()}
+    owners = {name: owners_of(shelf, state.ranks) for name, shelf in state.shelves.items()}
+    entries = [
+        Entry(f"{part}.{number}", kind_of(tensor), partial(_itself, tensor))
+        for part, (_, tensors) in numbered.items()
+        for number, tensor in enumerate(tensors)
+    ]
+    devices = torch.tensor([*state.losses], dtype=torch.int64)
+    values = torch.tensor([*state.losses.values()], dtype=torch.float64)
+    entries += [Entry(name, kind_of(t), partial(_itself, t)) for name, t in (("heard", devices), ("losses", values))]
+    for name, shelf in state.shelves.items():
+        kinds = state.kinds(name)
+        entries += [
+            Entry(f"{name}.{device}", kind, partial(_fetched, state.ranks, shelf, device, owner, kind))
+            for device, owner in owners[name].items()
+            for kind in [kinds[state.tier_of[device]]]
+        ]
+    if state.ranks.rank:
+        for entry in entries:
+            entry.fetch()
+        return
+    sharing: dict[str, Any] = {part: shared for part, (shared, _) in numbered.items()}
+    shelves = {name: [[device, owner] for device, owner in own.items()] for name, own in owners.items()}
+    checkpoints.write(place, state.played, entries, {**about, "sharing": sharing, "shelves": shelves})
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _fetched(ranks: Ranks, shelf: Shelf, device: int, owner: int, kind: Kind) -> Tensor:
+    """A device's vector on rank 0; only its owner, if that is another, takes part."""
+    if ranks.rank == owner:
+        return ranks.carry(owner, 0, shelf.vector(device).cpu()) if owner else shelf.vector(device)
+    empty = torch.empty(kind.shape, dtype=kind.type)
+    return empty if ranks.rank else ranks.carry(owner, 0, empty)
+
+
+def distinct(models: Server) -> tuple[Sharing, list[Tensor]]:
+    """Each tensor once, however many tiers hold the very same one, and who holds which."""
+    places: dict[int, int] = {}
+    tensors: list[Tensor] = []
+    sharing: Sharing = {tier: {} for tier in models}
+    for tier, weights in models.items():
+        for name, tensor in weights.items():
+            if id(tensor) not in places:
+                places[id(tensor)] = len(tensors)
+                tensors.append(tensor)
+            sharing[tier][name] = places[id(tensor)]
+    return sharing, tensors
+
+
+def owners_of(shelf: Shelf, ranks: Ranks) -> dict[int, int]:
+    """Which rank has the vector of which device, in the order of the devices."""
+    kept = ranks.gather(sorted(shelf))
+    return dict(sorted((device, rank) for rank, devices in enumerate(kept) for device in devices))
+
+
+def check(saved: Saved, state: State) -> dict[str, Any]:
+    """Compare names, shapes and types with what this run expects; what the other ranks must know to restore it."""
+    try:
+        sharing, shelves = saved.manifest["sharing"], saved.manifest["shelves"]
+        expected: dict[str, Kind] = {}
+        for part, models in state.models().items():
+            _check_sharing(sharing[part], models)
+            for tier, weights in models.items():
+                for name, tensor in weights.items():
+                    key = f"{part}.{sharing[part][tier][name]}"
+                    if expected.setdefault(key, kind_of(tensor)) != kind_of(tensor):
+                        raise Damaged(f"tensor {key!r} cannot be shared as it says")
+        for shelf in state.shelves:
+            kinds, found = state.kinds(shelf), [(int(device), int(owner)) for device, owner in shelves[shelf]]
+            if sorted({device for device, _ in found}) != [device for device, _ in found]:
+                raise Damaged(f"its devices of {shelf!r} are not in order")
+            if not all(0 <= device < len(state.tier_of) and owner >= 0 for device, owner in found):
+                raise Damaged(f"its devices of {shelf!r} are not this run's")
+            expected |= {f"{shelf}.{device}": kinds[state.tier_of[device]] for device, _ in found}
+        heard = len(saved.kinds().get("heard", ([0], ""))[0]) == 1 and saved.kinds()["heard"][0][0]
+        expected |= {"heard": Kind((int(heard),), torch.int64), "losses": Kind((int(heard),), torch.float64)}
+        saved.check(expected)
+        losses = dict(zip(saved.tensor("heard").tolist(), saved.tensor("losses").tolist(), strict=True))
+        if not all(0 <= device < len(state.tier_of) for device in losses):
+            raise Damaged("a loss is of a device that this run does not have")
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        raise Damaged("its manifest does not say what this run needs") from None
+    return {"played": saved.round, "sharing": sharing, "shelves": shelves, "losses": [*losses.items()]}
+
+
+def _check_sharing(sharing: Mapping[str, Mapping[str, int]], models: Server) -> None:
+    if {tier: [*names] for tier, names in sharing.items()} != {tier: [*weights] for tier, weights in models.items()}:
+        raise Damaged("it has other tiers or weights than this run")
+    if not all(type(number) is int for names in sharing.values() for number in names.values()):
+        raise Damaged("its sharing is not in numbers")
+
+
+def restore(saved: Saved | None, plan: Mapping[str, Any], state: State) -> Restored:
+    """The saved state on this rank; rank 0 has read it, and sends the others theirs."""
+    ranks = state.ranks
+    models = {part: _models(saved, part, plan["sharing"][part], state) for part in state.models()}
+    restored = Restored(int(plan["played"]), models, {int(device): loss for device, loss in plan["losses"]})
+    for shelf in state.shelves:
+        # As before where there are as many ranks: who has a memory decides who trains its device.
+        owners = [(int(device), int(owner) % ranks.number) for device, owner in plan["shelves"][shelf]]
+        restored.vectors[shelf] = _vectors(saved, shelf, owners, state)
+    return restored
+
+
+def _models(saved: Saved | None, part: str, sharing: Sharing, state: State) -> Server:
+    tensors: dict[int, Tensor] = {}
+    for tier, weights in state.models()[part].items():
+        for name, like in weights.items():
+            number = sharing[tier][name]
+            if number not in tensors:
+                read = saved.tensor(f"{part}.{number}") if saved else torch.empty(like.shape, dtype=like.dtype)
+                for other in range(1, state.ranks.number):
+                    if state.ranks.rank in (0, other):
+                        read = state.ranks.carry(0, other, read)
+                tensors[number] = read.to(like.device)
+    return {tier: {name: tensors[number] for name, number in names.items()} for tier, names in sharing.items()}
+
+
+def _vectors(
+    saved: Saved | None, shelf: str, owners: Sequence[tuple[int, int]], state: State
+) -> Iterator[tuple[int, Tensor | None]]:
+    kinds, rank = state.kinds(shelf), state.ranks.rank
+    where = next(iter(next(iter(state.server.values())).values())).device
+    for device, owner in owners:
+        kind = kinds[state.tier_of[device]]
+        vector = saved.tensor(f"{shelf}.{device}") if saved else torch.empty(kind.shape, dtype=kind.type)
+        if owner and rank in (0, owner):
+            vector = state.ranks.carry(0, owner, vector)
+        yield device, vector.to(where) if rank == owner else None
+
+
+def digests(config: Config, data: Data, server: Server) -> dict[str, str]:
+    """Checksums of what a configuration only names: the data, the split, the models that it starts from."""
+    parts = {
+        "training inputs": [data.x],
+        "training labels": [data.y],
+        "test inputs": [data.x_test],
+        "test labels": [data.y_test],
+        "split over the devices": [torch.from_numpy(shard) for shard in data.shards],
+        "initial models": [tensor for weights in server.values() for tensor in weights.values()],
+    }
+    found = {name: _digest(tensors) for name, tensors in parts.items()}
+    if config.method_file:
+        code = Path(config.method_file.rpartition(":")[0]).read_bytes()
+        found["method's file"] = hashlib.sha256(code).hexdigest()
+    return found
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    """A checksum of tensors: their shapes, types and bytes."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -1,0 +1,248 @@
+"""Interrupted runs go on as if nothing had happened: real processes, killed at random moments."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedhen.folders import hold
+from kills import Forks, Started, killed, lines, same
+from test_ranks import TINY as TWO_RANKS
+from test_ranks import children, ours, torchrun
+
+SMALL = {
+    "data.limit": "60",
+    "devices.number": "8",
+    "devices.active": "4",
+    "training.epochs": "1",
+    "model.widths": "[4, 4, 8, 8]",
+    "runtime.engine": "plain",
+    "checkpoint.rounds": "2",
+}
+KINDS = {
+    "plain": {"checkpoint.rounds": "1", "runtime.rows": "disk"},
+    "scaffold": {"local.name": "scaffold", "checkpoint.rounds": "3", "runtime.engine": "fast"},
+    "by loss": {"devices.sampling": "loss", "evaluation.every": "3"},
+}
+SLOW = """\
+import os, time
+from pathlib import Path
+from fedhen.algorithm.methods import Method
+from fedhen.algorithm.merging import share_common_weights
+from torch.nn.functional import cross_entropy
+
+def objective(logits, labels):
+    if (Path(__file__).parent / "slow").exists():
+        time.sleep(0.25)
+    return cross_entropy(logits[-1], labels)
+
+MINE = Method("slow", objective, share_common_weights)
+"""
+
+
+def run(rounds: int, **changes: str) -> list[str]:
+    settings = {**SMALL, **{key.replace("__", "."): value for key, value in changes.items()}}
+    return [
+        "run",
+        "digits",
+        "--rounds",
+        str(rounds),
+        *(f"--set={key}={value}" for key, value in settings.items()),
+    ]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks() as started:
+        yield started
+
+
+def played(forks: Forks, command: list[str], folder: Path) -> Path:
+    code, said = forks.run([*command, "--out", str(folder), "--quiet"], folder.with_suffix(".log"))
+    assert code == 0, said
+    return folder
+
+
+def stopped_after(forks: Forks, command: list[str], folder: Path, rounds: int, number: int = signal.SIGKILL) -> Started:
+    """A process that got a signal when so many rounds were recorded."""
+    started = forks.start([*command, "--out", str(folder), "--quiet"], folder.with_suffix(".log"))
+    while lines(folder) < rounds:
+        assert not started.ended(), started.log.read_text()
+        time.sleep(0.001)
+    started.kill(number)
+    return started
+
+
+@pytest.mark.parametrize(("kind", "kills"), [("plain", 7), ("scaffold", 7), ("by loss", 6)])
+def test_a_run_that_is_killed_again_and_again_gives_the_same_bytes(
+    kind: str, kills: int, forks: Forks, tmp_path: Path
+) -> None:
+    """While rounds are played, while a checkpoint is written, and while the process starts."""
+    command = run(60, **KINDS[kind])
+    whole = played(forks, command, tmp_path / "whole")
+    moments = killed(forks, command, tmp_path / "cut", kills, random.Random(kills))
+    assert sum(moments.values()) == kills and len(moments) >= 3
+    assert same(whole, tmp_path / "cut")
+    assert "resumed" in json.loads((tmp_path / "cut" / "environment.json").read_text())
+
+
+def test_a_process_as_users_start_it(tmp_path: Path) -> None:
+    """`python -m fedhen run`, killed, then `python -m fedhen resume`; a second process is refused meanwhile."""
+    command = [sys.executable, "-m", "fedhen", *run(500), "--out", str(tmp_path / "run"), "--quiet"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while lines(tmp_path / "run") < 5 and process.poll() is None:
+            time.sleep(0.01)
+        resume = [sys.executable, "-m", "fedhen", "resume", str(tmp_path / "run")]
+        second = subprocess.run(resume, capture_output=True, text=True, check=False)
+        assert second.returncode == 2 and "is being played by another process" in second.stderr, second.stderr
+        again = subprocess.run([*command, "--force"], capture_output=True, text=True, check=False)
+        assert again.returncode == 2 and "is being played by another process" in again.stderr, again.stderr
+        assert process.poll() is None and lines(tmp_path / "run") >= 5
+        process.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        assert process.wait() == 143 and time.monotonic() - begun < 5
+        assert process.stderr is not None
+        rounds = lines(tmp_path / "run")
+        assert f"stopped after round {rounds}; go on with: fedhen resume {tmp_path / 'run'}" in process.stderr.read()
+
+
+def test_the_first_signal_saves_the_last_whole_round(forks: Forks, tmp_path: Path) -> None:
+    """By time alone there would be no checkpoint yet; a quick round is waited for."""
+    command = run(40, checkpoint__rounds="0")
+    whole = played(forks, command, tmp_path / "whole")
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        folder = tmp_path / str(code)
+        begun = stopped_after(forks, command, folder, 7, number)
+        assert begun.wait() == code
+        rounds = lines(folder)
+        assert begun.log.read_text() == f"fedhen: stopped after round {rounds}; go on with: fedhen resume {folder}\n"
+        assert 7 <= rounds < 40 and (folder / "checkpoints" / f"round-{rounds:06}.json").is_file()
+        assert forks.run(["resume", str(folder)], begun.log)[0] == 0
+        assert same(whole, folder)
+
+
+def test_a_long_round_is_abandoned_and_leaves_no_trace(forks: Forks, tmp_path: Path) -> None:
+    """Some of its devices have trained, and remember it (SCAFFOLD): that must be taken back."""
+    (tmp_path / "mine.py").write_text(SLOW)
+    command = run(12, local__name="scaffold", checkpoint__rounds="0", devices__active="8")
+    command += ["--method", f"{tmp_path / 'mine.py'}:MINE", "--set=training.batch_size=4"]
+    whole = played(forks, command, tmp_path / "whole")
+    folder, slow = tmp_path / "cut", tmp_path / "slow"
+    begun = forks.start([*command, "--out", str(folder), "--quiet"], tmp_path / "log")
+    while lines(folder) < 4:
+        time.sleep(0.001)
+    slow.touch()
+    time.sleep(0.5)
+    rounds, told = lines(folder), time.monotonic()
+    begun.kill(signal.SIGTERM)
+    assert begun.wait() == 143 and 2.5 < time.monotonic() - told < 5
+    assert lines(folder) == rounds and f"stopped after round {rounds}" in begun.log.read_text()
+    assert (folder / "checkpoints" / f"round-{rounds:06}.json").is_file()
+    again = forks.start(["resume", str(folder), "--quiet"], tmp_path / "log")
+    time.sleep(1.5)
+    again.kill(signal.SIGINT)
+    time.sleep(0.3)
+    again.kill(signal.SIGINT)
+    told = time.monotonic()
+    assert again.wait() == 130 and time.monotonic() - told < 1, "a second Ctrl-C ends at once"
+    slow.unlink()
+    assert forks.run(["resume", str(folder), "--quiet"], tmp_path / "log")[0] == 0
+    assert same(whole, folder)
+    (tmp_path / "mine.py").write_text(SLOW + "\n")
+    code, said = forks.run(["resume", str(folder), "--rounds", "14"], tmp_path / "log")
+    assert code == 2 and "the method's file" in said
+
+
+def test_killed_before_the_first_checkpoint(forks: Forks, tmp_path: Path) -> None:
+    command = run(12, checkpoint__rounds="0")
+    whole = played(forks, command, tmp_path / "whole")
+    assert stopped_after(forks, command, tmp_path / "cut", 4).wait() == -signal.SIGKILL
+    code, said = forks.run(["resume", str(tmp_path / "cut"), "--quiet"], tmp_path / "log")
+    assert code == 0 and "has no checkpoint yet: it starts again at round 1" in said
+    assert same(whole, tmp_path / "cut")
+
+
+def test_finished_runs_and_more_rounds(forks: Forks, tmp_path: Path) -> None:
+    whole, short = played(forks, run(9), tmp_path / "whole"), played(forks, run(5), tmp_path / "short")
+    resume, log = ["resume", str(short)], tmp_path / "log"
+    before = {path: path.read_bytes() for path in short.rglob("*") if path.is_file()}
+    code, said = forks.run(resume, log)
+    assert code == 0 and f"{short} is finished" in said
+    for wrong in (["--rounds", "4"], ["--rounds", "0"], ["--rounds", "x"]):
+        assert forks.run([*resume, *wrong], log)[0] == 2
+    assert before == {path: path.read_bytes() for path in short.rglob("*") if path.is_file()}
+    assert forks.run([*resume, "--rounds", "9"], log)[0] == 0
+    assert same(whole, short) and (short / "config.toml").read_bytes() == (whole / "config.toml").read_bytes()
+    cosine = played(forks, run(3, training__lr_schedule="cosine"), tmp_path / "cosine")
+    code, said = forks.run(["resume", str(cosine), "--rounds", "4"], log)
+    assert code == 2 and "falls along a cosine over 3 rounds" in said
+    assert json.loads((cosine / "summary.json").read_text())["rounds"] == 3
+
+
+def test_other_settings_are_refused_by_name(forks: Forks, tmp_path: Path) -> None:
+    command, folder, log = run(300), tmp_path / "run", tmp_path / "log"
+    assert stopped_after(forks, command, folder, 5).wait() == -signal.SIGKILL
+    other = [*command, "--set=training.lr=0.05", "--set=local.name=fedprox", "--out", str(folder), "--resume"]
+    code, said = forks.run(other, log)
+    assert code == 2 and 'local.name is "fedprox", was "plain"; training.lr is 0.05, was 0.1' in said
+    config = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(config.replace("clip = 10.0", "clip = 9.0"))
+    code, said = forks.run(["resume", str(folder)], log)
+    assert code == 2 and "training.clip is 9.0, was 10.0" in said and said.count("\n") == 1
+    (folder / "config.toml").write_text(config.replace("minutes = 5.0", "minutes = 1.0"))
+    with hold(folder):
+        code, said = forks.run(["resume", str(folder)], log)
+    assert code == 2 and "another process" in said, "what does not count as a difference gets as far as the lock"
+
+
+def test_compare_goes_on_where_it_was(forks: Forks, tmp_path: Path) -> None:
+    """The first run is finished, the second one cut, the third has not begun."""
+    command = ["compare", *run(8)[1:]]
+    whole = played(forks, command, tmp_path / "whole")
+    cut = tmp_path / "cut"
+    shutil.copytree(whole / "fedhen", cut / "fedhen")
+    stopped = stopped_after(forks, ["run", "--method=noside", *run(8)[1:]], cut / "noside", 3)
+    assert stopped.wait() == -signal.SIGKILL
+    shutil.move(cut / "noside.log", tmp_path)
+    stamp = (cut / "fedhen" / "rounds.jsonl").stat().st_mtime_ns
+    assert forks.run([*command, "--out", str(cut)], tmp_path / "log")[0] == 2, "not without --resume"
+    code, said = forks.run([*command, "--out", str(cut), "--resume", "--quiet"], tmp_path / "log")
+    assert code == 0 and "Rounds to target" in said
+    assert all(same(whole / method, cut / method) for method in ("fedhen", "noside", "decouple"))
+    assert (cut / "fedhen" / "rounds.jsonl").stat().st_mtime_ns == stamp
+
+
+def test_two_ranks_go_on_as_two_and_as_one(forks: Forks, tmp_path: Path) -> None:
+    """One of them is killed; what each had of the devices' memories was gathered into the checkpoint."""
+    settings = [*TWO_RANKS, "--set=local.name=scaffold", "--set=checkpoint.rounds=2", "--set=model.widths=[4,4,8,8]"]
+    command = ["-m", "fedhen", "run", "digits", "--rounds", "40", *settings, "--quiet", "--out"]
+    subprocess.run(torchrun(2, *command, str(tmp_path / "whole")), check=True, timeout=100)
+    with subprocess.Popen(
+        torchrun(2, *command, str(tmp_path / "cut")), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while lines(tmp_path / "cut") < 9:
+            time.sleep(0.005)
+        os.kill(children(process.pid)[-1], signal.SIGKILL)
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode != 0 and ours(errors) and lines(tmp_path / "cut") < 40
+    shutil.copytree(tmp_path / "cut", tmp_path / "alone")
+    subprocess.run(torchrun(2, "-m", "fedhen", "resume", str(tmp_path / "cut"), "--quiet"), check=True, timeout=100)
+    assert same(tmp_path / "whole", tmp_path / "cut")
+    assert forks.run(["resume", str(tmp_path / "alone"), "--quiet"], tmp_path / "log")[0] == 0
+    one, two = (
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        for name in ("alone", "whole")
+    )
+    assert [r["active"] for r in one] == [r["active"] for r in two]
+    # Sums in another order: later rounds drift apart.
+    assert [r["loss"] for r in one][:12] == pytest.approx([r["loss"] for r in two][:12], rel=1e-3)
