@@ -8,6 +8,7 @@ import shutil
 import signal
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,15 @@ SETTINGS: dict[str, Any] = {"devices": {"active": 4}, "evaluation": {"every": 2}
 
 def data(change: Callable[[list[Any]], None] = lambda arrays: None) -> fedhen.Data:
     rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(60, 6)), rng.integers(0, 3, 60), rng.normal(size=(30, 6)), rng.integers(0, 3, 30)]
+    arrays: list[Any] = [
+        rng.normal(size=(60, 6)),
+        rng.integers(0, 3, 60),
+        rng.normal(size=(30, 6)),
+        rng.integers(0, 3, 30),
+    ]
     change(arrays)
-    return fedhen.arrays(*arrays, classes=3)
+    x, y, x_test, y_test = arrays
+    return fedhen.arrays(x, y, x_test, y_test, classes=3)
 
 
 def train(out: Path, **settings: Any) -> fedhen.Trained:
@@ -212,7 +219,7 @@ def forged(folder: Path, change: Callable[[dict[str, Any], list[Entry]], None]) 
     saved = checkpoints.read(folder / "checkpoints", 6)
     about = json.loads(json.dumps({k: v for k, v in saved.manifest.items() if k not in ("check", "round")}))
     tensors = {name: saved.tensor(name) for name in saved.kinds()}
-    entries = [Entry(name, kind_of(tensor), lambda tensor=tensor: tensor) for name, tensor in tensors.items()]
+    entries = [Entry(name, kind_of(tensor), partial(tensors.__getitem__, name)) for name, tensor in tensors.items()]
     change(about, entries)
     for key in ("format", "bytes", "sha256"):
         about.pop(key)
