@@ -36,7 +36,12 @@ SETTINGS: dict[str, Any] = {"devices": {"active": 4}, "evaluation": {"every": 2}
 
 def data(change: Callable[[list[Any]], None] = lambda arrays: None) -> fedhen.Data:
     rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(60, 6)), rng.integers(0, 3, 60), rng.normal(size=(30, 6)), rng.integers(0, 3, 30)]
+    arrays: list[Any] = [
+        rng.normal(size=(60, 6)),
+        rng.integers(0, 3, 60),
+        rng.normal(size=(30, 6)),
+        rng.integers(0, 3, 30),
+    ]
     change(arrays)
     x, y, x_test, y_test = arrays
     return fedhen.arrays(x, y, x_test, y_test, classes=3)

@@ -115,9 +115,10 @@ def resume(
     is refused, unless `restart` is set: then it starts again.
     """
     folder = Path(run)
-    config = toml.read_toml(_checked(folder))
-    config = config if rounds is None else schema.from_mapping({"rounds": rounds}, config)
     ranks = process_group.join(environment.device_named(accelerator))
+    # By rank 0's folder: the other ranks may not see it.
+    config = toml.parsed(ranks.first(lambda: toml.to_toml(toml.read_toml(_checked(folder)))))
+    config = config if rounds is None else schema.from_mapping({"rounds": rounds}, config)
     experiment = assembly.assemble(
         config,
         data=data,

@@ -52,6 +52,11 @@ def read_toml(path: Path, base: Config | None = None) -> Config:
         raise UserError(f"{path}: {error}") from None
 
 
+def parsed(text: str) -> Config:
+    """The configuration that `to_toml` has written."""
+    return from_mapping(tomllib.loads(text))
+
+
 def with_settings(config: Config, assignments: Iterable[str]) -> Config:
     """The configuration with `section.key=value` applied; values are TOML, and a bare word is a string."""
     changes: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from typing import Any
 from fedhen import toml
 from fedhen.cli.options import add_machine
 from fedhen.cli.training import Job, result, train_all
+from fedhen.config import Config
 from fedhen.errors import UserError
 from fedhen.ranks import here
 from fedhen.records import CONFIG
@@ -43,14 +44,13 @@ def add_commands(commands: Any) -> None:
 
 def resume_command(options: argparse.Namespace) -> int:
     """`fedhen resume`."""
+    from fedhen.environment import device_named
+    from fedhen.runtimes import process_group
+
     folder: Path = options.folder
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
-    config = toml.read_toml(folder / CONFIG)
-    if options.rounds is not None:
-        if options.rounds < config.rounds:
-            raise UserError(f"{folder} is planned for {config.rounds} rounds: some can be added, none taken away")
-        config = replace(config, rounds=options.rounds)
+    ranks = process_group.join(device_named(options.accelerator))
+    # By rank 0's folder: the other ranks may not see it.
+    config = toml.parsed(ranks.first(lambda: toml.to_toml(planned(folder, options.rounds))))
     options.resume = True
     played = train_all([Job(config.method, "", config)], options, lambda: [folder])
     if not here().rank:
@@ -58,3 +58,15 @@ def resume_command(options: argparse.Namespace) -> int:
             print(f"{folder} is finished: --rounds N adds more")
         print(result(folder))
     return 0
+
+
+def planned(folder: Path, rounds: int | None) -> Config:
+    """The configuration of a run, with so many rounds if that is said."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
+    config = toml.read_toml(folder / CONFIG)
+    if rounds is None:
+        return config
+    if rounds < config.rounds:
+        raise UserError(f"{folder} is planned for {config.rounds} rounds: some can be added, none taken away")
+    return replace(config, rounds=rounds)
