@@ -59,7 +59,7 @@ def test_a_device_that_raises_costs_no_other(engine: str, local: str) -> None:
 
 
 def test_a_stack_never_reads_the_weights_of_another_device() -> None:
-    """`torch.vmap` would look up a row that a device's table lacks in the next device's: such a layer is not stacked."""
+    """`torch.vmap` would look up a row that a device's table lacks in the next one's: such a layer is not stacked."""
     with pytest.warns(UserWarning) as told:
         run = fedhen.train(words(padding=0), texts([5]), accelerator="cpu", **settings(runtime={"engine": "fast"}))
     assert [r["failed"] for r in run.rounds] == [[5]] * 4
