@@ -94,7 +94,7 @@ def writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or str(error)
         raise UserError(
-            f"cannot write to {folder}: {why}: free some space or choose another --out, then run again; "
+            f"cannot write to {folder}: {why}: free some space, then go on with: fedhen resume {folder}; "
             "the rounds before are kept"
         ) from None
 
