@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -75,9 +76,15 @@ class Started:
         return self.forks.said()
 
 
-def serve() -> None:
+WARM = ("fedhen.assembly", "fedhen.playing", "torch._dynamo", "torch.fx", "torch.utils.flop_counter")
+"""What a run imports, and takes seconds."""
 
+
+def serve() -> None:
     from fedhen.cli import main
+
+    for name in WARM:
+        importlib.import_module(name)
 
     for line in sys.stdin:
         arguments, log = json.loads(line)

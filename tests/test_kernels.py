@@ -183,7 +183,7 @@ class _Tricky(torch.nn.Module):
         kept = y
         y += self.two(x)
         y = torch.relu(self.norm(input=y)) + kept
-        return [self.head(y.view(len(x), 8 * 16))]
+        return [self.head(y.view(x.size(0), 8 * 16))]
 
 
 def test_a_tricky_module_is_not_changed_by_its_rewriting() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -242,6 +243,7 @@ def test_memory_covers_the_trained_weights_and_bytes_count_what_is_sent() -> Non
     """Doubles of 8 bytes: a simple device holds 2, a complex one 4; SCAFFOLD sends as much again each way."""
     for local, factor in (("plain", 1), ("fedprox", 1), ("scaffold", 2), ("feddyn", 1)):
         experiment = run(SIDE, {"name": local}, TWO_TIERS, rounds=1, evaluation={"every": 1})
+        experiment.config = replace(experiment.config, rounds=2)
         step = next(iter(experiment.play()))
         expected = {"simple": 3 * 2 * 8 * factor, "complex": 3 * 4 * 8 * factor}
         assert step.record["bytes"] == {"down": expected, "up": expected}
