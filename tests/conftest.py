@@ -7,7 +7,12 @@ import os
 # Before torch is imported, here and in the processes that tests start: nets this small only wait for a second thread.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    # Before Triton is imported, as parts of torch may do: without a GPU its kernels are interpreted.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # The first call of torch is slow: a deadline would measure that alone.
 settings.register_profile("fedhen", deadline=None)
