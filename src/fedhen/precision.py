@@ -39,6 +39,17 @@ def searching(on: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Inside, products of float32 are in full precision, whatever was chosen outside."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    FULL.choose()
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
 FULL = Precision("fp32", "cpu")
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedhen import seeds
 from fedhen.algorithm.objectives import Objective
 from fedhen.models.exits import Exits
-from fedhen.precision import FULL
+from fedhen.precision import exact_products
 
 Batch = tuple[Tensor, Tensor]
 
@@ -43,8 +43,7 @@ def refuse(module: nn.Module, objective: Objective, batch: Batch) -> None:
 def agree(module: nn.Module, other: nn.Module, inputs: Tensor) -> bool:
     """Whether two modules over the same parameters compute the same logits and gradients."""
     parameters = [p for p in module.parameters() if p.requires_grad]
-    FULL.choose()
-    with seeds.torch_randomness(0, "trial"):
+    with seeds.torch_randomness(0, "trial"), exact_products():
         before = [p.detach().clone() for p in parameters]
         with torch.no_grad():
             for p in parameters:

@@ -23,8 +23,6 @@ from fedhen.runtimes.trials import Batch, NotForEngines, refuse
 
 ROOM = 1 << 28
 """Bytes of prepared inputs a slot holds; a device with more gets them in several parts."""
-
-
 GRAPHS = 16
 """Batch sizes whose steps a slot keeps captured: the usual one, and short last ones."""
 
@@ -54,7 +52,8 @@ class Slot:
         """By batch size, the one used last at the end."""
         plain.module(tier)
         module, learned = plain.new_module(tier).train(), fleet.holdings[tier].learned
-        sample = batch(fleet.data, plain.plan(1, fleet.tier_of.index(tier)), slice(0, 2), "none")
+        plan = plain.plan(1, fleet.tier_of.index(tier))
+        sample = batch(fleet.data, plan, slice(0, 2), "none")
         try:
             refuse(module, fleet.objectives[tier], sample)
         except NotForEngines as reason:
@@ -72,6 +71,8 @@ class Slot:
         self.loss = torch.zeros((), dtype=torch.float64, device=like.device)
         self.present = torch.ones(fleet.data.classes, dtype=torch.bool, device=like.device)
         self.x, self.y = self.rooms(sample)
+        # A step that cannot be captured is found here, before any device waits for it.
+        self.prepare(plan)
 
     def adopt(self, module: nn.Module) -> list[nn.Parameter]:
         """Let the module's learned parameters lie in the flat vectors; the others do not learn."""
