@@ -6,6 +6,7 @@ import gc
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ from fedhen.errors import UserError
 from fedhen.evaluation import LastModels
 from fedhen.experiment import Experiment
 from fedhen.params import Weights
+from fedhen.playing import play_into
 from fedhen.recipes import recipe_named
+from fedhen.resuming import NEW, How
 from fedhen.runtimes.gpu.graphs import GraphDevices
 
 pytestmark = [
@@ -248,6 +251,19 @@ def test_where_memory_runs_out_fewer_devices_train_at_a_time() -> None:
             taken()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_run_that_is_resumed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    """In float64 within 1e-9: on a GPU sums may come in another order."""
+    whole, first, rest = (numbers("cuda", "fedhen", "scaffold", rounds=rounds) for rounds in (6, 3, 6))
+    for experiment, name, how in ((whole, "a", NEW), (first, "b", NEW), (rest, "b", How(resume=True))):
+        (tmp_path / name).mkdir(exist_ok=True)
+        for _ in play_into(tmp_path / name, experiment, how):
+            pass
+    assert rest.played == 6
+    for tier, weights in whole.server.items():
+        for name, tensor in weights.items():
+            torch.testing.assert_close(rest.server[tier][name], tensor, rtol=1e-9, atol=1e-9)
 
 
 def test_images_lie_on_the_gpu_and_are_prepared_there_as_on_the_cpu() -> None:
