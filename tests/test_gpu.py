@@ -101,7 +101,7 @@ def test_three_rounds_agree_with_the_cpu(method: str, local: str) -> None:
     ("settings", "tolerance"),
     [
         (["rounds=1", "training.epochs=1", "training.batch_size=70"], 1e-5),
-        (["rounds=1", "training.epochs=1"], 1e-4),
+        (["rounds=1", "training.epochs=1"], 1e-3),
     ],
     ids=["one step", "one epoch"],
 )
@@ -231,6 +231,8 @@ def test_where_memory_runs_out_fewer_devices_train_at_a_time() -> None:
 
     def taken(*settings: str) -> tuple[Experiment, int]:
         gc.collect()
+        # Every stream that ever multiplied has kept its workspace.
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         return played(digits(*small, *settings)), torch.cuda.max_memory_reserved()
