@@ -75,6 +75,8 @@ class Stack:
         self.shapes = {n: w.shape[1:] for n, w in kept.items() if n in task.learned}
         self.flat = self._flat([kept[n] for n in self.shapes])
         self.leaves = self._parts(self.flat)
+        # Kept: memory that is asked for anew in every step has to be mapped anew.
+        self.gradient = torch.empty_like(self.flat)
         self.offset, self.pull = self._corrections(corrections)
         self.decay = self.flat.new_tensor([[task.training.weight_decay + c.decay] for c in corrections])
         self.velocity = torch.zeros_like(self.flat) if task.training.momentum else self.flat.new_empty(devices, 0)
@@ -90,7 +92,7 @@ class Stack:
             losses = self.task.losses(self.task.stacked.forward({**leaves, **idle}, inputs), labels, present)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         with torch.no_grad():
-            self._descend(held, self._flat(gradients), rows)
+            self._descend(held, self._flat(gradients, self.gradient[: len(rows)]), rows)
             if not everyone:
                 self.flat[list(rows)] = held
         return losses.detach()
@@ -122,8 +124,8 @@ class Stack:
             self.velocity[list(rows)] = gradient
         held.add_(gradient, alpha=-self.task.lr)
 
-    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
-        return torch.cat([t.reshape(len(t), -1) for t in tensors], dim=1)
+    def _flat(self, tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+        return torch.cat([t.reshape(len(t), -1) for t in tensors], dim=1, out=out)
 
     def _parts(self, flat: Tensor) -> Weights:
         """The learned weights by name, as leaves that lie in that matrix."""
