@@ -431,7 +431,7 @@ def test_latex_is_balanced_and_its_rows_are_full(all_runs: list[Run], tmp_path: 
     assert bare.count("{") == bare.count("}")
     assert Counter(re.findall(r"\\begin\{(\w+)\}", source)) == Counter(re.findall(r"\\end\{(\w+)\}", source))
     tabulars = re.findall(r"\\begin\{tabular\}\{(l+r+)\}(.*?)\\end\{tabular\}", bare, flags=re.DOTALL)
-    assert len(tabulars) == (11 if complete else 5)
+    assert len(tabulars) == (13 if complete else 6)
     for columns, body in tabulars:
         rows = [row for row in body.split(r"\\") if "&" in row]
         assert rows

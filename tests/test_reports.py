@@ -20,7 +20,7 @@ from fedhen.errors import UserError
 from fedhen.records import Run, read_run
 from fedhen.reports import auto_targets, compare, rounds_to_target, write_report
 from fedhen.reports.comparison import warnings
-from fedhen.reports.costs import BYTES, ROUNDS, Cost, Measure, Outcome, gain, unit_of
+from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, gain, unit_of
 from fedhen.reports.curves import line, looks
 from fedhen.reports.table import Group, Table, to_html, to_latex, to_markdown, to_text
 from fedhen.reports.tables import cost_table, make_tables, outcome_table
@@ -160,6 +160,11 @@ def test_bytes_are_all_that_was_sent_until_the_round() -> None:
     assert rows(runs, BYTES, {"simple": [90], "complex": [90]}) == {
         "simple": [("90.0 %", "14.5 MB", "120 MB", "8.3×")],  # 120 / 14.5 = 8.28
         "complex": [("90.0 %", "10.5 MB", "2000 MB", "190.5×")],  # one unit in a row; 2000 / 10.5 = 190.48
+    }
+    # a tier's own devices: 2 MB a round, and those 2.5 MB are the simple ones'
+    assert rows(runs, OWN_BYTES, {"simple": [90], "complex": [90]}) == {
+        "simple": [("90.0 %", "8.50 MB", "60.0 MB", "7.1×")],  # 3 · 2 + 2.5; 60 / 8.5 = 7.06
+        "complex": [("90.0 %", "4.00 MB", "1000 MB", "250.0×")],
     }
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -222,22 +222,35 @@ def test_compare_goes_on_where_it_was(forks: Forks, tmp_path: Path) -> None:
     assert (cut / "fedhen" / "rounds.jsonl").stat().st_mtime_ns == stamp
 
 
+def interrupted(command: list[str], folder: Path, interrupt: Callable[[subprocess.Popen[str]], None]) -> list[str]:
+    """What fedhen said of a run of two ranks that ended with this after nine rounds."""
+    with subprocess.Popen(
+        torchrun(2, *command, str(folder)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while lines(folder) < 9:
+            assert process.poll() is None
+            time.sleep(0.005)
+        interrupt(process)
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode != 0 and lines(folder) < 40
+    return ours(errors)
+
+
 def test_two_ranks_go_on_as_two_and_as_one(forks: Forks, tmp_path: Path) -> None:
-    """One of them is killed; what each had of the devices' memories was gathered into the checkpoint."""
+    """One of them is killed, or both are told to stop; what each had of the devices' memories is in the checkpoint."""
     settings = [*TWO_RANKS, "--set=local.name=scaffold", "--set=checkpoint.rounds=2", "--set=model.widths=[4,4,8,8]"]
     command = ["-m", "fedhen", "run", "digits", "--rounds", "40", *settings, "--quiet", "--out"]
     subprocess.run(torchrun(2, *command, str(tmp_path / "whole")), check=True, timeout=100)
-    with subprocess.Popen(
-        torchrun(2, *command, str(tmp_path / "cut")), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while lines(tmp_path / "cut") < 9:
-            time.sleep(0.005)
-        os.kill(children(process.pid)[-1], signal.SIGKILL)
-        errors = process.communicate(timeout=60)[1]
-    assert process.returncode != 0 and ours(errors) and lines(tmp_path / "cut") < 40
+    assert interrupted(command, tmp_path / "cut", lambda run: os.kill(children(run.pid)[-1], signal.SIGKILL))
+    seldom = [*command[:-1], "--set=checkpoint.rounds=0", "--out"]
+    (told,) = interrupted(seldom, tmp_path / "told", lambda run: run.send_signal(signal.SIGTERM))
+    after = lines(tmp_path / "told")
+    assert told == f"fedhen: stopped after round {after}; go on with: fedhen resume {tmp_path / 'told'}"
+    assert [p.name for p in (tmp_path / "told" / "checkpoints").glob("*.json")] == [f"round-{after:06}.json"]
     shutil.copytree(tmp_path / "cut", tmp_path / "alone")
-    subprocess.run(torchrun(2, "-m", "fedhen", "resume", str(tmp_path / "cut"), "--quiet"), check=True, timeout=100)
-    assert same(tmp_path / "whole", tmp_path / "cut")
+    for name in ("cut", "told"):
+        subprocess.run(torchrun(2, "-m", "fedhen", "resume", str(tmp_path / name), "--quiet"), check=True, timeout=100)
+        assert same(tmp_path / "whole", tmp_path / name)
     assert forks.run(["resume", str(tmp_path / "alone"), "--quiet"], tmp_path / "log")[0] == 0
     one, two = (
         [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]

@@ -36,6 +36,7 @@ ROOMS = [
     "folders",
     "model_files",
     "checkpoints",
+    "beside",
     "state",
     "environment",
     "runtimes",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedhen import checkpoints, environment, state
+from fedhen.beside import Beside
 from fedhen.errors import Stopped
 from fedhen.experiment import Experiment, Step
 from fedhen.model_files import save_models
@@ -64,19 +66,19 @@ def play_into(folder: Path, experiment: Experiment, how: How = NEW, stop: Stop |
             return
         if plan["saved"] is not None:
             experiment.restore(state.restore(beginning.saved, plan["saved"], experiment.state()))
-        keeper = Keeper(folder, experiment, beginning)
+        keeper = Keeper(folder, experiment, beginning, held.enter_context(Beside()))
         if not ranks.rank:
             held.enter_context(writing(folder))
             keeper.recorder = held.enter_context(beginning.recorder())
         held.enter_context(stop.heard())
         yield from _played(keeper, stop)
         keeper.finish()
-    if stop.signal:
-        raise Stopped(stop.signal, f"stopped; {folder} is finished")
+    if told := max(ranks.gather(stop.signal)):
+        raise Stopped(told, f"stopped; {folder} is finished")
 
 
 def _played(keeper: Keeper, stop: Stop) -> Iterator[Step]:
-    steps = keeper.experiment.play()
+    steps, ranks = keeper.experiment.play(), keeper.experiment.ranks
     while True:
         try:
             with stop.round():
@@ -88,10 +90,11 @@ def _played(keeper: Keeper, stop: Stop) -> Iterator[Step]:
             return
         last = step.record["round"] == keeper.experiment.config.rounds
         yield keeper.commit(step, last or bool(stop.signal))
-        if stop.signal and not last:
-            # It may have come after the round was recorded.
+        # It may have come after the round was recorded, and to some of the ranks only.
+        told = max(ranks.gather(stop.signal))
+        if told and not last:
             keeper.save_at_last()
-            raise Stopped(stop.signal, keeper.goodbye())
+            raise Stopped(told, keeper.goodbye())
 
 
 @dataclass
@@ -101,6 +104,7 @@ class Keeper:
     folder: Path
     experiment: Experiment
     beginning: Beginning
+    beside: Beside
     recorder: Recorder | None = None
     """Rank 0's."""
     records: list[Mapping[str, Any]] = field(default_factory=list)
@@ -139,7 +143,7 @@ class Keeper:
         return now or by_rounds or by_time
 
     def save(self) -> float:
-        """Save the last whole round, and tell how long it took; a full disk does not end the run."""
+        """Save the last whole round, and tell how long the run waited for it; a full disk does not end it."""
         began, number = time.perf_counter(), self.whole.played
         about: dict[str, Any] = {}
         if self.recorder is not None:
@@ -153,13 +157,20 @@ class Keeper:
                 "digests": self.beginning.digests,
                 "versions": environment.versions(),
             }
+        write = state.save(self.whole, self.folder / checkpoints.FOLDER, about)
+        if self.whole.lasts:
+            self.beside.begin(partial(self._write, write, number))
+        else:
+            self._write(write, number)
+        self.saved_at = time.monotonic()
+        return time.perf_counter() - began
+
+    def _write(self, write: Callable[[], None], number: int) -> None:
         try:
-            state.save(self.whole, self.folder / checkpoints.FOLDER, about)
+            write()
             self.saved_round = number
         except OSError as error:
             warnings.warn(f"round {number} could not be saved ({error.strerror}): the run goes on", stacklevel=2)
-        self.saved_at = time.monotonic()
-        return time.perf_counter() - began
 
     def take_back(self) -> None:
         """Forget the round that was abandoned, and save the one before."""
@@ -168,9 +179,12 @@ class Keeper:
         self.save_at_last()
 
     def save_at_last(self) -> None:
-        """Save the last whole round, unless it is."""
-        if self.experiment.config.checkpoint.wanted and self.whole.played > self.saved_round:
+        """Save the last whole round, unless it is, and wait for it."""
+        self.beside.end()
+        wanted = self.experiment.config.checkpoint.wanted
+        if self.experiment.ranks.first(lambda: wanted and self.whole.played > self.saved_round):
             self.save()
+        self.beside.end()
 
     def goodbye(self) -> str:
         """How to go on."""
@@ -183,6 +197,7 @@ class Keeper:
         """The models and the summary; one checkpoint is left, so that rounds can be added."""
         if self.recorder is not None:
             save_models(self.folder, self.experiment.reported, self.experiment.about_models())
+            self.beside.end()
             self.recorder.finish(summary(self.experiment, self.records, time.perf_counter() - self.began))
             checkpoints.keep(self.folder / checkpoints.FOLDER, 1)
 

@@ -218,10 +218,13 @@ class Run:
         return [(r["round"], r["accuracy"][kind][tier]) for r in self.rounds if "accuracy" in r]
 
     @cached_property
-    def bytes_sent(self) -> dict[int, int]:
-        """Round -> bytes sent since the start of the run, down and up, by the devices of all tiers."""
-        each = [sum(n for way in r["bytes"].values() for n in way.values()) for r in self.rounds]
-        return dict(zip((r["round"] for r in self.rounds), accumulate(each), strict=True))
+    def bytes_sent(self) -> dict[int, dict[str, int]]:
+        """Round -> tier -> bytes sent since the start of the run, down and up, by the tier's devices."""
+        each = [
+            {tier: sum(way.get(tier, 0) for way in r["bytes"].values()) for tier in self.tiers} for r in self.rounds
+        ]
+        sums = accumulate(each, lambda a, b: {tier: a[tier] + b[tier] for tier in a})
+        return dict(zip((r["round"] for r in self.rounds), sums, strict=True))
 
 
 def read_run(folder: Path) -> Run:

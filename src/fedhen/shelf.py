@@ -21,12 +21,19 @@ from fedhen.params import Weights, pack, unpack
 class Place(Protocol):
     """Where vectors are kept; what was read stays as it is when the device's vector is written again."""
 
+    lasting: bool
+    """Whether what `kept` gives costs no copy."""
+
     def write(self, key: int, vector: Tensor) -> None:
         """Keep a copy."""
         ...
 
     def read(self, key: int) -> Tensor:
         """The vector, where devices train."""
+        ...
+
+    def kept(self, key: int) -> Tensor:
+        """The vector, where it lies."""
         ...
 
     def forget(self, key: int) -> None:
@@ -79,6 +86,10 @@ class Shelf(MutableMapping[int, Weights]):
         """A device's packed weights."""
         return self.place.read(self._entries[device].key)
 
+    def kept(self, device: int) -> Tensor:
+        """The same, not brought to where devices train."""
+        return self.place.kept(self._entries[device].key)
+
     def put(self, device: int, vector: Tensor, like: Mapping[str, Tensor]) -> None:
         """Keep packed weights, which have the names, shapes and types of others."""
         old = self._entries.get(device)
@@ -115,6 +126,8 @@ class Shelf(MutableMapping[int, Weights]):
 class InMemory:
     """In the memory of an accelerator, or of the host; without a place to keep them, where they come from."""
 
+    lasting = True
+
     def __init__(self, keep: torch.device | None = None, back: torch.device | None = None) -> None:
         self.keep, self.back = keep, back
         self.vectors: dict[int, Tensor] = {}
@@ -128,6 +141,10 @@ class InMemory:
         vector = self.vectors[key]
         return vector.to(self.back or vector.device)
 
+    def kept(self, key: int) -> Tensor:
+        """The vector itself: it is replaced, and never changed."""
+        return self.vectors[key]
+
     def forget(self, key: int) -> None:
         """Drop it."""
         del self.vectors[key]
@@ -138,6 +155,8 @@ class OnDisk:
 
     Plain reads and writes, no mapping: a full disk is then an error that can be told, and no fatal signal.
     """
+
+    lasting = False
 
     def __init__(self, folder: str, back: torch.device) -> None:
         self.folder, self.back = folder, back
@@ -169,6 +188,10 @@ class OnDisk:
 
     def read(self, key: int) -> Tensor:
         """A copy of the slot."""
+        return self.kept(key).to(self.back)
+
+    def kept(self, key: int) -> Tensor:
+        """A copy of the slot, on the host."""
         begin, size, kind = self.slots[key]
         assert self.file is not None
         content = np.empty(size, dtype=np.uint8)
@@ -179,7 +202,7 @@ class OnDisk:
             if not read:
                 raise UserError(f"the devices' models in {self.folder or tempfile.gettempdir()} were cut short")
             done += read
-        return torch.from_numpy(content).view(kind).to(self.back)
+        return torch.from_numpy(content).view(kind)
 
     def forget(self, key: int) -> None:
         """The slot is free for the next one of its size."""

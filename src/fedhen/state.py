@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,11 @@ class State:
         """The weights that tiers may share."""
         return {"server": self.server, "mean": self.mean}
 
+    @property
+    def lasts(self) -> bool:
+        """Whether all of it lies in this process's memory, where it outlives the rounds that come."""
+        return self.ranks.number == 1 and all(shelf.place.lasting for shelf in self.shelves.values())
+
 
 @dataclass
 class Restored:
@@ -62,8 +67,11 @@ class Restored:
     """For each shelf, device -> its vector, on the rank that is to have it: to be gone through in this order."""
 
 
-def save(state: State, place: Path, about: Mapping[str, Any]) -> None:
-    """Write a checkpoint: rank 0 does, and the others send it what they have."""
+def save(state: State, place: Path, about: Mapping[str, Any]) -> Callable[[], None]:
+    """What writes a checkpoint of the state as it is now: rank 0's part, and those that send it what they have.
+
+    It must be called at once, unless the state lasts.
+    """
     numbered = {part: distinct(models) for part, models in state.models().items()}
     owners = {name: owners_of(shelf, state.ranks) for name, shelf in state.shelves.items()}
     entries = [
@@ -77,17 +85,26 @@ def save(state: State, place: Path, about: Mapping[str, Any]) -> None:
     for name, shelf in state.shelves.items():
         kinds = state.kinds(name)
         entries += [
-            Entry(f"{name}.{device}", kind, partial(_fetched, state.ranks, shelf, device, owner, kind))
+            Entry(f"{name}.{device}", kind, fetch)
             for device, owner in owners[name].items()
             for kind in [kinds[state.tier_of[device]]]
+            for fetch in [
+                partial(_itself, shelf.kept(device))
+                if state.lasts
+                else partial(_fetched, state.ranks, shelf, device, owner, kind)
+            ]
         ]
     if state.ranks.rank:
-        for entry in entries:
-            entry.fetch()
-        return
+        return lambda: _send(entries)
     sharing: dict[str, Any] = {part: shared for part, (shared, _) in numbered.items()}
     shelves = {name: [[device, owner] for device, owner in own.items()] for name, own in owners.items()}
-    checkpoints.write(place, state.played, entries, {**about, "sharing": sharing, "shelves": shelves})
+    about = {**about, "sharing": sharing, "shelves": shelves}
+    return partial(checkpoints.write, place, state.played, entries, about)
+
+
+def _send(entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        entry.fetch()
 
 
 def _itself(tensor: Tensor) -> Tensor:
@@ -97,7 +114,7 @@ def _itself(tensor: Tensor) -> Tensor:
 def _fetched(ranks: Ranks, shelf: Shelf, device: int, owner: int, kind: Kind) -> Tensor:
     """A device's vector on rank 0; only its owner, if that is another, takes part."""
     if ranks.rank == owner:
-        return ranks.carry(owner, 0, shelf.vector(device).cpu()) if owner else shelf.vector(device)
+        return ranks.carry(owner, 0, shelf.kept(device).cpu()) if owner else shelf.kept(device)
     empty = torch.empty(kind.shape, dtype=kind.type)
     return empty if ranks.rank else ranks.carry(owner, 0, empty)
 

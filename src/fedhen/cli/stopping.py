@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +22,53 @@ AGAIN = 0.1
 
 @contextmanager
 def stoppable() -> Iterator[Stop]:
-    """Inside, signals become the wish to stop.
-
-    Ranks are told to stop when another has died, and must not wait for it: there a signal ends the process at once.
-    """
-    from fedhen.playing import Abandoned, Stop
+    """Inside, signals become the wish to stop."""
+    from fedhen.playing import Stop
 
     stop = Stop()
-    if here().number > 1 or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield stop
         return
+    with _together(stop) if here().number > 1 else _alone(stop):
+        yield stop
+
+
+@contextmanager
+def _alone(stop: Stop) -> Iterator[None]:
+    """A round that takes longer than our patience is abandoned, and the one before is saved."""
+    from fedhen.playing import Abandoned
+
+    def wait() -> None:
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE, AGAIN)
+
+    def enough(number: int, frame: Any) -> None:
+        if stop.in_round:
+            stop.in_round = False
+            raise Abandoned
+
+    with _handled({signal.SIGINT: _told(stop, wait), signal.SIGTERM: _told(stop, wait), signal.SIGALRM: enough}):
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextmanager
+def _together(stop: Stop) -> Iterator[None]:
+    """Ranks save a round that all have finished; one that takes longer is lost, since none can leave it alone."""
+    from fedhen.runtimes.process_group import end_when_told
+
+    told = _told(stop, lambda: None)
+    with _handled({signal.SIGINT: told, signal.SIGTERM: told}):
+        undo = end_when_told(here().rank, PATIENCE, lambda: stop.playing and not stop.in_round)
+        try:
+            yield
+        finally:
+            undo()
+
+
+def _told(stop: Stop, wait: Callable[[], None]) -> Callable[[int, Any], None]:
+    """What a signal does: it is noted for the end of the round, where one is played."""
 
     def told(number: int, frame: Any) -> None:
         if stop.signal and number == signal.SIGINT:
@@ -40,18 +77,16 @@ def stoppable() -> Iterator[Stop]:
             raise Stopped(number)
         if not stop.signal:
             stop.signal = number
-            signal.setitimer(signal.ITIMER_REAL, PATIENCE, AGAIN)
+            wait()
 
-    def enough(number: int, frame: Any) -> None:
-        if stop.in_round:
-            stop.in_round = False
-            raise Abandoned
+    return told
 
-    handlers = {signal.SIGINT: told, signal.SIGTERM: told, signal.SIGALRM: enough}
+
+@contextmanager
+def _handled(handlers: Mapping[int, Callable[[int, Any], None]]) -> Iterator[None]:
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield stop
+        yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -11,8 +11,8 @@ from statistics import mean, stdev
 from fedhen.records import Run
 from fedhen.reports.targets import rounds_to_target
 
-Spent = Callable[[Run, int], float]
-"""What a run has spent by the end of a round."""
+Spent = Callable[[Run, int, str], float]
+"""What a run has spent by the end of a round, on a tier's model."""
 Show = Callable[[Sequence[float]], str]
 """One method's amounts, one a seed, as the text of a cell."""
 
@@ -55,6 +55,7 @@ class Measure:
     """A kind of cost: what counts, in words and as a number, and how amounts are written."""
 
     name: str
+    unit: str
     noun: str
     meaning: str
     spent: Spent
@@ -70,14 +71,15 @@ def cost(run: Run, goal: Goal, spent: Spent) -> Cost:
         return Cost(0, Outcome.ABSENT)
     reached = rounds_to_target(run, goal.tier, goal.target, goal.kind)
     if reached is not None:
-        return Cost(spent(run, reached), Outcome.REACHED)
+        return Cost(spent(run, reached, goal.tier), Outcome.REACHED)
     curve = run.curve(goal.tier, goal.kind)
     if not curve:
         return Cost(0, Outcome.BLANK)
+    in_vain = spent(run, curve[-1][0], goal.tier)
     if run.summary is None:
-        return Cost(spent(run, curve[-1][0]), Outcome.PENDING)
+        return Cost(in_vain, Outcome.PENDING)
     # Of a damaged run nobody can tell what the lost rounds reached.
-    return Cost(spent(run, curve[-1][0]), Outcome.DAMAGED if run.damage else Outcome.MISSED)
+    return Cost(in_vain, Outcome.DAMAGED if run.damage else Outcome.MISSED)
 
 
 def cell(costs: Sequence[Cost], show: Show) -> str:
@@ -146,20 +148,32 @@ def _byte_axis(furthest: float) -> tuple[float, str]:
 
 ROUNDS = Measure(
     name="rounds",
+    unit="rounds",
     noun="rounds",
     meaning="The number of rounds after which a tier’s model first scored the accuracy on the left, or more, on the "
     "test set. Nothing is smoothed.",
-    spent=lambda run, number: number,
+    spent=lambda run, number, tier: number,
     scale=lambda row: _show_rounds,
     axis=lambda furthest: (1, "round"),
 )
 BYTES = Measure(
     name="bytes",
+    unit="bytes",
     noun="bytes sent",
     meaning="All that the server and the devices of every tier had sent each other, down and up, by the round that "
     "first scored the accuracy on the left, or more. A small model costs fewer bytes a round than a large one, so "
     "bytes tell more than rounds do where the methods send different models.",
-    spent=lambda run, number: run.bytes_sent[number],
+    spent=lambda run, number, tier: sum(run.bytes_sent[number].values()),
+    scale=_byte_scale,
+    axis=_byte_axis,
+)
+OWN_BYTES = Measure(
+    name="own-bytes",
+    unit="bytes",
+    noun="bytes sent by the tier’s own devices",
+    meaning="What the server and the devices of this tier alone had sent each other, down and up, by that round: what "
+    "a model costs those who use it.",
+    spent=lambda run, number, tier: run.bytes_sent[number][tier],
     scale=_byte_scale,
     axis=_byte_axis,
 )

@@ -76,7 +76,7 @@ def line(runs: Sequence[Run], tier: str, kind: str, spent: Spent) -> Line:
     common = sorted(set.intersection(*(set(curve) for _, curve in curves))) if curves else []
     scores = [[percent(curve[number]) for _, curve in curves] for number in common]
     return Line(
-        spent=[mean(spent(run, number) for run, _ in curves) for number in common],
+        spent=[mean(spent(run, number, tier) for run, _ in curves) for number in common],
         mean=[mean(each) for each in scores],
         low=[min(each) for each in scores],
         high=[max(each) for each in scores],

@@ -8,7 +8,7 @@ from itertools import chain
 
 from fedhen.records import KINDS, Run
 from fedhen.reports.comparison import compare
-from fedhen.reports.costs import BYTES, ROUNDS, Cost, Goal, Measure, Show, cell, cost, gain
+from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Goal, Measure, Show, cell, cost, gain
 from fedhen.reports.paper_runs import NOT_RUN, Found, unfinished
 from fedhen.reports.paper_values import (
     CITATION,
@@ -73,7 +73,9 @@ def further_tables(found: Found, kind: str) -> list[Table]:
     """What the runs tell beyond the paper: rounds to targets by its own rule, and bytes to its targets."""
     views = [View(found, split, kind) for split in SPLITS]
     own = [_auto_table(view) for view in views if view.complete]
-    return own + [_bytes_table(replace(view, measure=BYTES)) for view in views if view.runs]
+    return own + [
+        _bytes_table(replace(view, measure=measure)) for view in views if view.runs for measure in (BYTES, OWN_BYTES)
+    ]
 
 
 def _paper_table(view: View) -> Table:
@@ -115,12 +117,12 @@ def _auto_table(view: View) -> Table:
 
 def _bytes_table(view: View) -> Table:
     split = view.split
-    title = f"{split.heading}: bytes sent to target"
-    meaning = f"{BYTES.meaning} The paper counts none. {_gain_meaning(view)}"
+    title = f"{split.heading}: {view.measure.noun} to target"
+    meaning = f"{view.measure.meaning} The paper counts none. {_gain_meaning(view)}"
     return _table(
         view,
         lambda recipe, tier: [(target, ()) for target, _ in _printed(recipe, tier)],
-        name=f"table-{split.table}-bytes",
+        name=f"table-{split.table}-{view.measure.name}",
         title=f"Table {split.table} in bytes. {title}",
         meaning=meaning,
         caption=f"{title}. {meaning}",
@@ -134,7 +136,7 @@ def _reported(kind: str) -> str:
 
 
 def _gain_meaning(view: View) -> str:
-    return f"Gain is the best other method’s {view.measure.name} divided by {HERO}’s."
+    return f"Gain is the best other method’s {view.measure.unit} divided by {HERO}’s."
 
 
 def _printed(recipe: str, tier: str) -> list[Aim]:

@@ -8,7 +8,7 @@ from statistics import median
 
 from fedhen.records import Run
 from fedhen.reports.comparison import Comparison, rounds_done, rounds_planned, scored_kind
-from fedhen.reports.costs import BYTES, ROUNDS, Goal, Measure, cell, cost, gain, spread
+from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Goal, Measure, cell, cost, gain, spread
 from fedhen.reports.table import Group, Table
 from fedhen.reports.targets import TierTargets, percent, show_percent
 
@@ -31,6 +31,7 @@ def make_tables(comparison: Comparison, targets: Mapping[str, TierTargets], kind
     return (
         cost_table(comparison, targets, kind, ROUNDS),
         cost_table(comparison, targets, kind, BYTES),
+        cost_table(comparison, targets, kind, OWN_BYTES),
         outcome_table(comparison),
     )
 
@@ -45,7 +46,7 @@ def cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], kind:
         groups.append(Group(f"{tier} model", rows))
     return Table(
         name=f"{measure.name}-to-target",
-        title=f"{measure.noun.capitalize()} to target ({SCORED[kind]})",
+        title=f"{measure.noun[0].upper()}{measure.noun[1:]} to target ({SCORED[kind]})",
         columns=("Accuracy", *map(comparison.heading, comparison.methods), *gains),
         groups=tuple(groups),
         meaning=_cost_meaning(comparison, measure),
@@ -67,7 +68,7 @@ def _cost_meaning(comparison: Comparison, measure: Measure) -> str:
     if len(comparison.methods) == 1:
         return f"{measure.meaning} Fewer is better."
     return (
-        f"{measure.meaning} Fewer is better. Gain is the best other method’s {measure.name} divided by "
+        f"{measure.meaning} Fewer is better. Gain is the best other method’s {measure.unit} divided by "
         f"{comparison.hero}’s: 2.0× means that {comparison.hero} got there with half as many."
     )
 
@@ -175,7 +176,7 @@ def _rounds(runs: Sequence[Run]) -> str:
 
 
 def _bytes(runs: Sequence[Run]) -> str:
-    sent = [run.bytes_sent[rounds_done(run)] for run in runs if run.rounds]
+    sent = [sum(run.bytes_sent[rounds_done(run)].values()) for run in runs if run.rounds]
     return BYTES.scale(sent)(sent) if sent else "–"
 
 

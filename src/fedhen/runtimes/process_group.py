@@ -161,7 +161,10 @@ def join(where: torch.device) -> Ranks:
     ranks = Joined(rank=rank, number=number, where=where, store=store)
     rooms.remember(ranks)
     atexit.register(leave)
-    _end_when_told(rank)
+    if threading.current_thread() is threading.main_thread():
+        # Python writes to the wakeup only where it has a handler.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        end_when_told(rank)
     return ranks
 
 
@@ -172,24 +175,33 @@ def leave() -> None:
         rooms.remember(None)
 
 
-def _end_when_told(rank: int) -> None:
-    """On SIGTERM, which torchrun sends when another rank has died, say so and end.
+def end_when_told(rank: int, patience: float = 0.0, busy: Callable[[], bool] = bool) -> Callable[[], None]:
+    """On SIGTERM, which torchrun sends when another rank has died, and on SIGINT, say so and end; returns the undoing.
 
-    In a thread: the main one may be inside a reduction that nobody else takes part in any more.
+    First the rank has some seconds to end by itself, and more while it is busy. In a thread: the main one may be inside
+    a reduction that nobody else takes part in any more.
     """
     if threading.current_thread() is not threading.main_thread():
-        return
+        return lambda: None
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    before, over = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), threading.Event()
 
     def watch() -> None:
-        while os.read(reader, 1)[0] != signal.SIGTERM:
+        while (number := os.read(reader, 1)[0]) not in (signal.SIGTERM, signal.SIGINT):
             pass
-        print(
-            f"fedhen: rank {rank} stopped: told to, as happens when another rank has ended", file=sys.stderr, flush=True
-        )
-        os._exit(128 + signal.SIGTERM)
+        if over.wait(patience):
+            return
+        while busy():
+            if over.wait(0.1):
+                return
+        said = "told to, as happens when another rank has ended"
+        print(f"fedhen: rank {rank} stopped: {said}", file=sys.stderr, flush=True)
+        os._exit(128 + number)
+
+    def undo() -> None:
+        over.set()
+        signal.set_wakeup_fd(before)
 
     threading.Thread(target=watch, daemon=True).start()
+    return undo
