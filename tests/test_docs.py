@@ -16,6 +16,7 @@ import pytest
 
 import fedhen
 from families import texts, words
+from fedhen.cli import main
 from fedhen.cli.main import parser
 from fedhen.config import Config
 from fedhen.schema import hints, settings
@@ -52,6 +53,24 @@ def section(text: str, name: str) -> str:
 
 def test_every_setting_is_in_the_table() -> None:
     assert section(CONFIGURATION.read_text(), "settings") == settings_table(), "run `python tests/test_docs.py`"
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "results.md"], ids=lambda page: page.name)
+def test_results_are_those_of_the_runs(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every line of a quoted table is one of those that the commands beside it print."""
+    results = ROOT / "results"
+    assert main(["paper", "--runs", str(results), "--out", str(tmp_path / "paper")]) == 0
+    for recipe in {path.name.rsplit("-", 2)[0] for path in results.iterdir()}:
+        runs = [str(path) for path in results.iterdir() if path.name.startswith(f"{recipe}-")]
+        assert main(["report", *runs, "--out", str(tmp_path / recipe)]) == 0
+    printed = set(capsys.readouterr().out.splitlines())
+    quoted = [
+        block
+        for block in re.findall(r"```text\n(.*?)```", page.read_text(), re.DOTALL)
+        if re.search("CIFAR-10 |final, %", block)
+    ]
+    lines = [line for block in quoted for line in block.splitlines() if line]
+    assert len(lines) >= 7 and [line for line in lines if line not in printed] == []
 
 
 def test_every_record_key_is_in_the_table_and_no_other(tmp_path: Path) -> None:
