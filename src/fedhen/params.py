@@ -63,19 +63,22 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def pack(weights: Mapping[str, Tensor]) -> Tensor:
-    """All weights, in the order of their names, as one vector: itself where they already lie one behind the other.
-
-    Of several types the vector has the one that holds them all, float64 where there are whole numbers among them.
-    """
+    """All weights, in the order of their names, as one vector: itself where they already lie one behind the other."""
     tensors = list(weights.values())
     if not tensors:
         return torch.zeros(0)
     if _one_behind_the_other(tensors):
         return tensors[0].as_strided((count(weights),), (1,))
-    kind = reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
-    if kind.is_floating_point and not all(tensor.is_floating_point() for tensor in tensors):
-        kind = torch.float64
+    kind = packed_type(weights)
     return torch.cat([tensor.reshape(-1).to(kind) for tensor in tensors])
+
+
+def packed_type(weights: Mapping[str, Tensor]) -> torch.dtype:
+    """Of several types a packed vector has the one that holds them all, float64 where whole numbers are among them."""
+    kind = reduce(torch.promote_types, {tensor.dtype for tensor in weights.values()}, torch.bool)
+    if kind.is_floating_point and not all(tensor.is_floating_point() for tensor in weights.values()):
+        kind = torch.float64
+    return kind if weights else torch.get_default_dtype()
 
 
 def unpack(vector: Tensor, like: Mapping[str, Tensor]) -> Weights:

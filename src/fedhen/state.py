@@ -17,7 +17,7 @@ from fedhen.algorithm.merging import Server
 from fedhen.checkpoints import Damaged, Entry, Kind, Saved, kind_of
 from fedhen.config import Config
 from fedhen.data.dataset import Data
-from fedhen.params import pack
+from fedhen.params import count, packed_type
 from fedhen.ranks import ALONE, Ranks
 from fedhen.shelf import Shelf
 
@@ -44,7 +44,7 @@ class State:
 
     def kinds(self, shelf: str) -> dict[str, Kind]:
         """Tier -> the kind of its devices' vectors on a shelf."""
-        return {tier: kind_of(pack(like)) for tier, like in self.likes[shelf].items()}
+        return {tier: Kind((count(like),), packed_type(like)) for tier, like in self.likes[shelf].items()}
 
     def models(self) -> dict[str, Server]:
         """The weights that tiers may share."""
