@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -154,7 +155,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     assert checkpoints.read(place, 2).round == 2
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "no rounds"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "no rounds", "an odd round"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, whole: Path, tmp_path: Path) -> None:
     folder = unfinished(tmp_path / "run")
     path = folder / "checkpoints" / "round-000006.safetensors"
@@ -166,7 +167,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, whole: P
         path.unlink()
     else:
         path = folder / "rounds.jsonl"
-        path.write_text("\n".join(path.read_text().splitlines()[:5]) + '\n{"round": 6, "act')
+        last = '{"round": 6, "act' if damage == "no rounds" else '{"round": 6}\n'
+        path.write_text("\n".join(path.read_text().splitlines()[:5]) + "\n" + last)
     with pytest.warns(UserWarning, match="the checkpoint of round 6 cannot be used: .*; going on from round 4"):
         resumed(folder)
     assert same(whole, folder)
@@ -182,6 +184,14 @@ def test_without_a_good_checkpoint_nothing_is_lost_unasked(whole: Path, tmp_path
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     resumed(folder, restart=True)
     assert same(whole, folder)
+
+
+def test_a_finished_run_without_a_checkpoint_is_not_started_again_unasked(whole: Path) -> None:
+    shutil.rmtree(whole / "checkpoints")
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="is finished and has no checkpoint"):
+        resumed(whole, rounds=9)
+    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
 
 def test_torn_and_later_lines_are_cut_off(whole: Path, tmp_path: Path) -> None:
@@ -303,6 +313,34 @@ def test_a_disk_that_cannot_be_written_does_not_end_the_run(whole: Path, tmp_pat
         assert len(list(play_into(folder, experiment))) == 8
     rounds = [(f / "rounds.jsonl").read_bytes() for f in (folder, whole)]
     assert rounds[0] == rounds[1] and model_path(folder, "server", "simple").is_file()
+
+
+def test_the_folder_is_held_while_a_checkpoint_is_written(whole: Path, tmp_path: Path) -> None:
+    """A run in Python that is interrupted has let go of its folder only when nothing writes into it any more."""
+    (tmp_path / "run").mkdir()
+    steps = play_into(tmp_path / "run", again(whole))
+    next(steps), next(steps)
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt)  # type: ignore[attr-defined]
+    assert [thread.name for thread in threading.enumerate() if thread.name == "checkpoint"] == []
+    assert checkpoints.numbers(tmp_path / "run" / "checkpoints") == [2]
+
+
+def test_who_stops_on_a_full_disk_is_told_what_is_saved(whole: Path, tmp_path: Path) -> None:
+    """Rounds 2 and 4 are saved, then something is in the way."""
+    (tmp_path / "run").mkdir()
+    stop = Stop()
+    steps = play_into(tmp_path / "run", again(whole), stop=stop)
+    for _ in range(4):
+        next(steps)
+    with pytest.warns(UserWarning, match="round 5 could not be saved"), pytest.raises(Stopped) as told:
+        for step in steps:
+            if step.record["round"] == 5:
+                place = tmp_path / "run" / "checkpoints"
+                place.rename(tmp_path / "away")
+                place.write_text("in the way")
+                stop.signal = signal.SIGINT
+    assert str(told.value).startswith("stopped after round 5, of which 4 are saved; go on with: fedhen resume ")
 
 
 def test_a_round_can_be_taken_back_wherever_it_is_left(tmp_path: Path) -> None:

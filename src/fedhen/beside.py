@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from threading import Thread
 from types import TracebackType
+
+from fedhen.errors import AtOnce
+
+PATIENCE = 1.0
+"""Seconds that nobody needs to be told about."""
 
 
 class Beside:
@@ -18,7 +24,7 @@ class Beside:
         """Start it when the one before has ended."""
         self.end()
         # It does not hold up a process that is told to end at once.
-        self._thread = Thread(target=self._do, args=(work,), daemon=True)
+        self._thread = Thread(target=self._do, args=(work,), name="checkpoint", daemon=True)
         self._thread.start()
 
     def _do(self, work: Callable[[], None]) -> None:
@@ -27,9 +33,12 @@ class Beside:
         except Exception as error:
             self._error = error
 
-    def end(self) -> None:
-        """Wait for it; what it raised is raised here."""
+    def end(self, told: str = "") -> None:
+        """Wait for it, and tell why if it takes long; what it raised is raised here."""
         if self._thread is not None:
+            self._thread.join(PATIENCE)
+            if told and self._thread.is_alive():
+                warnings.warn(told, stacklevel=2)
             self._thread.join()
             self._thread = None
         error, self._error = self._error, None
@@ -40,5 +49,6 @@ class Beside:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is not KeyboardInterrupt:
+        # The folder is not let go of while something is written into it, unless the process is about to end.
+        if kind is None or not issubclass(kind, AtOnce):
             self.end()

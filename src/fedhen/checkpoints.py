@@ -9,10 +9,12 @@ Every byte of both is covered: the manifest has the SHA-256 of the tensors' file
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +31,8 @@ FOLDER = "checkpoints"
 FORMAT = 1
 KEPT = 2
 """How many are kept: the newest, and one to fall back to."""
+SPARE = 2**16
+"""Bytes that a checkpoint leaves free."""
 LONGEST_MANIFEST = 64 * 2**20
 """Bytes; a larger file is no manifest."""
 KINDS = {
@@ -85,6 +89,7 @@ def write(place: Path, number: int, entries: Sequence[Entry], about: Mapping[str
         _clean(place)
         target = _tensors(place, number)
         beside = target.with_name(target.name + PART)
+        _check_room(place, sum(entry.kind.bytes for entry in entries))
         with beside.open("wb") as file:
             summed, size, failed = _written(file, entries)
         if failed is None:
@@ -101,6 +106,12 @@ def write(place: Path, number: int, entries: Sequence[Entry], about: Mapping[str
         raise failed
 
 
+def _check_room(place: Path, needed: int) -> None:
+    """What cannot fit is not begun: until that showed, it would take the last room from the run's own records."""
+    if shutil.disk_usage(place).free < needed + SPARE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def _written(file: IO[bytes], entries: Sequence[Entry]) -> tuple[str, int, OSError | None]:
     """The tensors in safetensors' format, through to the disk; their checksum and size, and what went wrong."""
     summed, failed = hashlib.sha256(), None
@@ -114,6 +125,9 @@ def _written(file: IO[bytes], entries: Sequence[Entry]) -> tuple[str, int, OSErr
             size += len(part)
         except OSError as error:
             failed = error
+            with contextlib.suppress(OSError):
+                # The run beside needs the room that is left.
+                os.ftruncate(file.fileno(), 0)
     if failed is None:
         file.flush()
         os.fsync(file.fileno())

@@ -21,6 +21,10 @@ class Stopped(BaseException):
         self.signal, self.abandoned = signal, abandoned
 
 
+class AtOnce(KeyboardInterrupt):
+    """A second Ctrl-C: nothing is waited for."""
+
+
 def one_line(text: str) -> str:
     """Text from anywhere as one line that cannot steer a terminal."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))

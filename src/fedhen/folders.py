@@ -22,7 +22,7 @@ def hold(folder: Path) -> Iterator[None]:
     try:
         file = (folder / LOCK).open("ab")
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+        raise UserError(f"cannot write to {folder}: {error.strerror}; make it writable, or choose another") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -113,6 +113,7 @@ class Keeper:
         self.records += self.beginning.records
         self.began = time.perf_counter() - self.beginning.seconds
         self.saved_at, self.saved_round = time.monotonic(), self.experiment.played
+        self.tried_round = self.saved_round
         self.whole, self.timing = self.experiment.state(), self.beginning.timing
         for shelf in self.whole.shelves.values():
             # A round that is abandoned has changed what some of its devices remember.
@@ -145,6 +146,7 @@ class Keeper:
     def save(self) -> float:
         """Save the last whole round, and tell how long the run waited for it; a full disk does not end it."""
         began, number = time.perf_counter(), self.whole.played
+        self.tried_round = number
         about: dict[str, Any] = {}
         if self.recorder is not None:
             # What the checkpoint counts on must not be behind it after a power cut.
@@ -179,25 +181,29 @@ class Keeper:
         self.save_at_last()
 
     def save_at_last(self) -> None:
-        """Save the last whole round, unless it is, and wait for it."""
-        self.beside.end()
+        """Save the last whole round, unless it is or could not be, and wait for it."""
+        slow = f"round {self.whole.played} is being saved; a second Ctrl-C does not wait for it"
+        self.beside.end(slow)
         wanted = self.experiment.config.checkpoint.wanted
-        if self.experiment.ranks.first(lambda: wanted and self.whole.played > self.saved_round):
+        if self.experiment.ranks.first(lambda: wanted and self.whole.played > self.tried_round):
             self.save()
-        self.beside.end()
+        self.beside.end(slow)
 
     def goodbye(self) -> str:
         """How to go on."""
-        done = f"stopped after round {self.whole.played}"
-        if self.saved_round < self.whole.played:
-            return f"{done}, which is not saved (checkpoint.minutes, checkpoint.rounds): it would start again"
-        return f"{done}; go on with: fedhen resume {self.folder}"
+        done, resume = f"stopped after round {self.whole.played}", f"go on with: fedhen resume {self.folder}"
+        if self.saved_round == self.whole.played:
+            return f"{done}; {resume}"
+        if self.saved_round:
+            return f"{done}, of which {self.saved_round} are saved; {resume}"
+        return f"{done}, which is not saved (checkpoint.minutes, checkpoint.rounds): it would start again"
 
     def finish(self) -> None:
         """The models and the summary; one checkpoint is left, so that rounds can be added."""
         if self.recorder is not None:
-            save_models(self.folder, self.experiment.reported, self.experiment.about_models())
+            # First: a checkpoint that does not fit the disk must not take the models' room.
             self.beside.end()
+            save_models(self.folder, self.experiment.reported, self.experiment.about_models())
             self.recorder.finish(summary(self.experiment, self.records, time.perf_counter() - self.began))
             checkpoints.keep(self.folder / checkpoints.FOLDER, 1)
 

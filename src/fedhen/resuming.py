@@ -18,7 +18,7 @@ from fedhen.config import Config
 from fedhen.errors import UserError
 from fedhen.experiment import Experiment
 from fedhen.folders import hold
-from fedhen.records import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING, Recorder, recorded_lines
+from fedhen.records import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING, Recorder, read_run, recorded_lines
 
 FREE = ("rounds", "runtime.rows", "runtime.rows_dir", "checkpoint.minutes", "checkpoint.rounds")
 """Settings that may change from one part of a run to the next: no number that is played depends on them."""
@@ -129,6 +129,11 @@ class Beginning:
             return plan
         if wrong:
             raise UserError(f"{self.folder}: {'; '.join(wrong)}; `fedhen resume --restart` starts again at round 1")
+        if (self.folder / SUMMARY).is_file():
+            raise UserError(
+                f"{self.folder} is finished and has no checkpoint: no round can be added to it; start another run, or "
+                "`fedhen resume --restart` starts it again at round 1"
+            )
         warnings.warn(f"{self.folder} has no checkpoint yet: it starts again at round 1", stacklevel=2)
         return None
 
@@ -145,12 +150,19 @@ class Beginning:
             self.compare_versions(about["versions"])
         except (KeyError, TypeError, AttributeError):
             raise Damaged("its manifest is not what a manifest is") from None
-        lines = recorded_lines(self.folder / ROUNDS, number)
-        if len(lines) < number:
-            raise Damaged(f"{ROUNDS} holds {len(lines)} whole rounds only")
         plan = state.check(saved, self.experiment.state())
-        self.saved, self.records = saved, [json.loads(line) for line in lines]
+        self.saved, self.records = saved, self.recorded(number)
         return plan
+
+    def recorded(self, number: int) -> list[Mapping[str, Any]]:
+        """The records of that many rounds, every one as a report would read it."""
+        try:
+            found: list[Mapping[str, Any]] = [*read_run(self.folder).rounds[:number]]
+        except UserError as error:
+            raise Damaged(str(error)) from None
+        if len(found) < number:
+            raise Damaged(f"{ROUNDS} holds {len(found)} whole rounds only")
+        return found
 
     def check_data(self, before: Mapping[str, str]) -> None:
         """Refuse to go on with other data than before."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fedhen.errors import Stopped
+from fedhen.errors import AtOnce, Stopped
 from fedhen.ranks import here
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _told(stop: Stop, wait: Callable[[], None]) -> Callable[[int, Any], None]:
 
     def told(number: int, frame: Any) -> None:
         if stop.signal and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise AtOnce
         if not stop.playing:
             raise Stopped(number)
         if not stop.signal:

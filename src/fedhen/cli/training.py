@@ -22,7 +22,7 @@ from fedhen.cli.options import (
 )
 from fedhen.cli.stopping import stoppable
 from fedhen.config import Config
-from fedhen.errors import UserError
+from fedhen.errors import Stopped, UserError
 from fedhen.folders import claim, claim_fresh, reopen
 from fedhen.progress import display
 from fedhen.ranks import here
@@ -198,9 +198,13 @@ def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callabl
         for job in jobs:
             folder = Path(ranks.first(lambda: str(next(places))))
             # Each experiment is made when its turn comes: it holds every device's last model.
-            for step in play_into(folder, assemble(job.config), how, stop):
-                shown.show(job.name, step.record, step.timing)
-                played += 1
+            try:
+                for step in play_into(folder, assemble(job.config), how, stop):
+                    shown.show(job.name, step.record, step.timing)
+                    played += 1
+            except Stopped as told:
+                rest = f"; the rest too: the same command with --resume, into {folder.parent}" if len(jobs) > 1 else ""
+                raise Stopped(told.signal, f"{told}{rest}", told.abandoned) from None
     return played
 
 

@@ -195,7 +195,7 @@ def end_when_told(rank: int, patience: float = 0.0, busy: Callable[[], bool] = b
         while busy():
             if over.wait(0.1):
                 return
-        said = "told to, as happens when another rank has ended"
+        said = "told to, or since another rank has ended; `fedhen resume` goes on after the last checkpoint"
         print(f"fedhen: rank {rank} stopped: {said}", file=sys.stderr, flush=True)
         os._exit(128 + number)
 
