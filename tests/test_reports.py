@@ -374,7 +374,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else(tmp_path: Path) -> None:
     assert [name for name, count in page.ids.items() if count > 1] == []
     assert page.links
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
-    assert page.tags["table"] == 3
+    assert page.tags["table"] == 4
     assert page.tags["svg"] == 4  # two tiers, over rounds and over bytes
     assert page.tags["script"] == page.tags["link"] == page.tags["img"] == 0
     assert "made-up: fedhen, noside and decouple" in page.text
