@@ -46,6 +46,7 @@ ROOMS = [
     "bench",
     "reports",
     "progress",
+    "fleet",
     "api",
     "cli",
 ]

@@ -270,8 +270,8 @@ def _check_round(run: Run, record: Mapping[str, Any], line: int) -> None:
     """All that reports read of a round; the rounds follow each other from 1."""
     if whole(record["round"]) != line:
         raise ValueError(f"round {record['round']} where {line} should be")
-    for name in ("active", "dropped", "failed"):
-        if not isinstance(record.get(name, [] if name == "failed" else None), list):
+    for name in ("active", "dropped", "failed", "late"):
+        if not isinstance(record.get(name, [] if name in ("failed", "late") else None), list):
             raise TypeError(f"{name} is no list")
     _ = [whole(n) for way in mapping(record["bytes"]).values() for n in mapping(way).values()]
     for name in ("accuracy", "ensemble"):
