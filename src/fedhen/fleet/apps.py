@@ -14,11 +14,9 @@ from flwr.serverapp import Grid, ServerApp
 from fedhen import toml
 from fedhen.errors import UserError, one_line
 from fedhen.fleet.app import App
+from fedhen.fleet.apps_keys import CONFIG, RESUME, RUN
 from fedhen.fleet.node import Node
 from fedhen.fleet.server import Job, play
-
-CONFIG, RUN, RESUME = "config", "run", "resume"
-"""Keys of [tool.flwr.app.config]: the configuration as TOML, the run folder on the server, and whether to go on."""
 
 
 def client_app(app: App) -> ClientApp:

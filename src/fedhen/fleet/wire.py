@@ -1,7 +1,7 @@
 """What server and nodes say to each other, as Flower's records, and nothing that is taken for more than it is.
 
-Weights travel as raw bytes beside their type and shape: nothing is unpickled, and no header is parsed. Whoever receives
-weights knows which ones to expect, and looks at names, types, shapes and lengths before a byte becomes a number.
+Weights travel in safetensors' format: nothing is unpickled. Whoever receives weights knows which ones to expect, and
+compares lengths, names, types and shapes before a byte becomes a number.
 """
 
 from __future__ import annotations
@@ -13,23 +13,20 @@ from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from safetensors import SafetensorError, deserialize
+from safetensors.torch import save
 from torch import Tensor
 
 from fedhen import salvage
+from fedhen.checkpoints import KINDS
 from fedhen.errors import one_line
 from fedhen.faults import LONGEST
-from fedhen.params import Weights
+from fedhen.params import Weights, size
 
 FORMAT = 1
-RAW = "fedhen.raw"
-"""How an array's bytes are to be read: little-endian, one behind the other."""
-TYPES = {
-    str(kind).removeprefix("torch."): kind
-    for kind in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    )
-}
+WEIGHTS, SAFETENSORS = "weights", "safetensors"
+LONGEST_HEADER = 2**20
+"""Bytes that names, shapes and types of a model may take."""
 LONGEST_NAME, MOST_SAMPLES = 100, 2**40
 
 
@@ -157,8 +154,8 @@ def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mappin
     expected = {"update", "model"} | ({"change"} if change else set())
     if odd := sorted(expected ^ content.keys()):
         raise Malformed(f"record {one_line(odd[0])[:LONGEST_NAME]!r} is {'missing' if odd[0] in expected else 'new'}")
-    said = _table(content, "update")
-    loss, present = said.get("loss"), said.get("present")
+    update = _table(content, "update")
+    loss, present = update.get("loss"), update.get("present")
     if not isinstance(loss, float) or not isinstance(present, list):
         raise Malformed("its loss or its classes are missing")
     if not all(type(label) is int and 0 <= label < classes for label in present):
@@ -172,42 +169,39 @@ def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mappin
 
 
 def pack(weights: Mapping[str, Tensor]) -> ArrayRecord:
-    """Weights as Flower's arrays."""
-    return ArrayRecord({name: _array(tensor) for name, tensor in weights.items()})
-
-
-def _array(tensor: Tensor) -> Array:
-    kind, flat = str(tensor.dtype).removeprefix("torch."), tensor.detach().cpu().contiguous().reshape(-1)
-    return Array(kind, tuple(tensor.shape), RAW, flat.view(torch.uint8).numpy().tobytes())
+    """Weights as one array of Flower's, in safetensors' format: every array costs requests of its own."""
+    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
+    return ArrayRecord({WEIGHTS: Array("uint8", (len(content),), SAFETENSORS, content)})
 
 
 def unpack(record: object, like: Mapping[str, Tensor]) -> Weights:
-    """Weights with just the names, shapes and types of others: all is compared before anything is unpacked."""
-    if not isinstance(record, ArrayRecord):
+    """Weights with just the names, shapes and types of others: all is compared before anything becomes a tensor."""
+    if not isinstance(record, ArrayRecord) or [*record] != [WEIGHTS] or record[WEIGHTS].stype != SAFETENSORS:
         raise Malformed("there are no weights")
-    if odd := sorted(record.keys() ^ like.keys()):
+    data, expected = record[WEIGHTS].data, size(like)
+    if not expected <= len(data) <= expected + LONGEST_HEADER:
+        raise Malformed(f"its weights are {len(data)} bytes instead of {expected}")
+    try:
+        found = dict(deserialize(data))
+    except SafetensorError as error:
+        raise Malformed(f"its weights cannot be read: {one_line(str(error))[:LONGEST_NAME]}") from None
+    if odd := sorted(found.keys() ^ like.keys()):
         name = one_line(odd[0])[:LONGEST_NAME]
         raise Malformed(f"weight {name!r} is {'missing' if odd[0] in like else 'not one that was sent'}")
     for name, tensor in like.items():
-        _compare(name, record[name], tensor)
+        if found[name]["dtype"] != KINDS[tensor.dtype]:
+            raise Malformed(f"weight {name!r} is of another type than was sent")
+        if (shape := tuple(found[name]["shape"])) != tuple(tensor.shape):
+            raise Malformed(f"weight {name!r} has shape {str(shape)[:60]}, sent was {tuple(tensor.shape)}")
     # In the order of the model, whatever order they came in.
-    return {name: _tensor(record[name], tensor) for name, tensor in like.items()}
+    return {name: _tensor(found[name]["data"], tensor) for name, tensor in like.items()}
 
 
-def _compare(name: str, array: Array, like: Tensor) -> None:
-    if TYPES.get(array.dtype) != like.dtype or array.stype != RAW:
-        raise Malformed(f"weight {name!r} is of another type than was sent")
-    if tuple(array.shape) != tuple(like.shape):
-        raise Malformed(f"weight {name!r} has shape {str(tuple(array.shape))[:60]}, sent was {tuple(like.shape)}")
-    if len(array.data) != like.numel() * like.element_size():
-        raise Malformed(f"weight {name!r} is {len(array.data)} bytes, not {like.numel() * like.element_size()}")
-
-
-def _tensor(array: Array, like: Tensor) -> Tensor:
+def _tensor(data: bytearray, like: Tensor) -> Tensor:
     if not like.numel():
         return torch.zeros_like(like)
     # A copy of its own, which may be written to.
-    return torch.frombuffer(bytearray(array.data), dtype=like.dtype).view(like.shape).to(like.device)
+    return torch.frombuffer(bytearray(data), dtype=like.dtype).view(like.shape).to(like.device)
 
 
 def _table(content: RecordDict, name: str) -> Mapping[str, Any]:
