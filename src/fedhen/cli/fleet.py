@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  fedhen fleet up                        a trial: SuperLink, four nodes and a run on this machine, then all is taken down
+  fedhen fleet up                        a trial: SuperLink, four nodes and a run on this machine, all taken down again
   fedhen fleet init my-fleet             an app of your own, with certificates and keys for a trial
   fedhen fleet run my-fleet              start a training on the SuperLink of my-fleet
   fedhen fleet run my-fleet --resume runs/digits-fedhen-fleet    go on after a crash

@@ -64,7 +64,11 @@ class Trial:
     def start_node(self, name: str) -> None:
         """A node, of the tier and with the device number that its name says."""
         home = self.path / NODES / name
-        node = {"tier": name.rpartition("-")[0], "device": self.places[name], "state": str(home / "state")}
+        node: dict[str, str | int] = {
+            "tier": name.rpartition("-")[0],
+            "device": self.places[name],
+            "state": str(home / "state"),
+        }
         self.processes.start(name, self.folder.supernode(name, free_port(), node), home, **EAGER)
 
     def play(self, run: Path, resume: bool = False) -> Iterator[tuple[dict[str, Any], Any]]:

@@ -182,7 +182,7 @@ def unpack(record: object, like: Mapping[str, Tensor]) -> Weights:
     if not expected <= len(data) <= expected + LONGEST_HEADER:
         raise Malformed(f"its weights are {len(data)} bytes instead of {expected}")
     try:
-        found = dict(deserialize(data))
+        found = dict(deserialize(data))  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise Malformed(f"its weights cannot be read: {one_line(str(error))[:LONGEST_NAME]}") from None
     if odd := sorted(found.keys() ^ like.keys()):
