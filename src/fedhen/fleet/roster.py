@@ -20,10 +20,8 @@ from fedhen.errors import UserError, one_line
 from fedhen.fleet import wire
 from fedhen.fleet.mail import Mail
 from fedhen.fleet.wire import Identity, Malformed
-from fedhen.records import write_json
+from fedhen.records import FLEET, write_json
 
-FILE = "fleet.json"
-"""In the run folder: the run's own name, and its devices."""
 PATIENCE = 120.0
 """Seconds that a node has to say who it is; then it is asked again."""
 SETTLED = 2.0
@@ -144,7 +142,7 @@ class Roster:
     def save(self, folder: Path) -> None:
         """Keep it with the run."""
         members = [{**asdict(member.identity), "node": str(member.node)} for member in self.members]
-        write_json(folder / FILE, {"run": self.run, "devices": members})
+        write_json(folder / FLEET, {"run": self.run, "devices": members})
 
 
 def replace_node(member: Member, node: int) -> Member:
@@ -155,7 +153,7 @@ def replace_node(member: Member, node: int) -> Member:
 def saved(folder: Path, grid: Grid, config: Config) -> Roster:
     """The fleet of a run that was begun."""
     try:
-        found = salvage.json_object(folder / FILE)
+        found = salvage.json_object(folder / FLEET)
         if found is None:
             raise UserError(f"{folder} was not played by a fleet: go on with: fedhen resume {folder}")
         members = [_member(entry) for entry in found["devices"]]
@@ -163,9 +161,9 @@ def saved(folder: Path, grid: Grid, config: Config) -> Roster:
     except (OSError, *salvage.WRONG) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{folder / FILE} is damaged: {one_line(salvage.reason(error))}") from None
+        raise UserError(f"{folder / FLEET} is damaged: {one_line(salvage.reason(error))}") from None
     if len(members) != config.devices.number:
-        raise UserError(f"{folder / FILE} has {len(members)} devices, the run {config.devices.number}")
+        raise UserError(f"{folder / FLEET} has {len(members)} devices, the run {config.devices.number}")
     return Roster(grid, toml.to_toml(config), members, run)
 
 

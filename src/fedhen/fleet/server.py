@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class Job:
     poll: float = POLL
 
 
-def play(grid: Grid, app: App, job: Job) -> Iterator[Step]:
+def play(grid: Grid, app: App, job: Job) -> Generator[Step, None, None]:
     """Play the rounds that are left with the nodes that are there; every round is saved."""
     roster, config = opened(grid, job) if is_begun(job) else gathered(grid, job)
     experiment = experiment_of(app, roster, replace(job, config=config))
