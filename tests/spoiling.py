@@ -46,7 +46,7 @@ def nan(content: RecordDict) -> RecordDict:
 
 def wrong_shape(content: RecordDict) -> RecordDict:
     model = weights(content)
-    name = next(iter(model))
+    name = next(name for name, tensor in model.items() if tensor.dim() > 1)
     return put(content, {**model, name: model[name].flatten()})
 
 

@@ -8,6 +8,7 @@ import ssl
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedhen.fleet.apps_keys import CONFIG, RESUME, RUN
 from fedhen.fleet.certificates import CA
 from fedhen.fleet.folder import CERTIFICATES, CONNECTION, Folder
 from fedhen.fleet.processes import Processes
+from fedhen.fleet.roster import flower_run
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ class Link:
 
     def start(self, config: Config, run: Path, resume: bool = False) -> str:
         """Start a training, or go on with one; Flower's own number of it."""
+        if resume and (before := flower_run(run)):
+            # One whose app was killed counts as running for another minute, and keeps its nodes busy.
+            with suppress(UserError):
+                self.stop(before)
         settings = {CONFIG: toml.to_toml(config), RUN: str(run.resolve()), RESUME: resume}
         with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
             file.write("".join(f"{key} = {toml.text_of(value)}\n" for key, value in settings.items()))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedhen import salvage, toml
 from fedhen.config import Config
@@ -142,7 +143,7 @@ class Roster:
     def save(self, folder: Path) -> None:
         """Keep it with the run."""
         members = [{**asdict(member.identity), "node": str(member.node)} for member in self.members]
-        write_json(folder / FLEET, {"run": self.run, "devices": members})
+        write_json(folder / FLEET, {"run": self.run, "flower": str(TaskIdentity.run_id), "devices": members})
 
 
 def replace_node(member: Member, node: int) -> Member:
@@ -175,6 +176,15 @@ def _member(entry: Mapping[str, Any]) -> Member:
         place=salvage.whole(entry["place"], -1),
     )
     return Member(who, int(salvage.text(entry["node"])))
+
+
+def flower_run(folder: Path) -> str:
+    """Flower's number of the run that last played a folder; nothing where it cannot be told."""
+    try:
+        found = salvage.json_object(folder / FLEET) or {}
+        return str(int(salvage.text(found["flower"])))
+    except (OSError, *salvage.WRONG):
+        return ""
 
 
 def samples(members: Iterable[Member]) -> list[int]:
