@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,6 @@ def fedhen(*arguments: str, cwd: Path, **environment: str) -> subprocess.Complet
 
 
 def wait_for(happened: Callable[[], bool], seconds: float = 90.0) -> None:
-    print("WAIT", time.strftime("%T"), flush=True)
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end
@@ -183,8 +183,11 @@ class Shell:
         end = time.monotonic() + 10
         while (left := marked(self.mark)) and time.monotonic() < end:
             time.sleep(0.2)
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
+        while left:
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            left = marked(self.mark)
         for process in self.running.values():
             process.wait()
 
@@ -236,8 +239,8 @@ class TestSecure:
 
     def test_a_node_killed_in_mid_round_comes_back(self, shell: Shell) -> None:
         """Its rounds go on without it; restarted from a loop, as a service would be, it is the same device again."""
-        command = f"{shell.line('fedhen fleet run')} --rounds 12 --out run --set fleet.deadline=15 --quiet"
-        shell.start("run", f"{command} --set data.limit=80 --set training.epochs=1")
+        small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline=40"
+        shell.start("run", f"{shell.line('fedhen fleet run')} --rounds 3 --out run --quiet {small}")
         run = shell.cwd / "run"
         wait_for(lambda: rounds_of(run) >= 1)
         lines = shell.log("complex-1").count("Receiving: train")
@@ -249,18 +252,9 @@ class TestSecure:
                 os.kill(pid, signal.SIGKILL)
         node = shell.line('tier="complex"')
         shell.start("complex-1", f"until false; do {node}; sleep 1; done")
-        wait_for(lambda: any(1 in record.get("late", ()) for record in read_run(run).rounds), 120)
-        wait_for(lambda: bool(back(run)), 200)
+        assert shell.running["run"].wait(240) == 0, shell.log("run")
+        assert [record.get("late") for record in read_run(run).rounds] == [None, [1], None]
         assert {*re.findall(r"SuperNode ID: (\d+)", shell.log("complex-1"))} == {*before}
-        shell.running["run"].send_signal(signal.SIGINT)
-        shell.running["run"].wait(60)
-
-
-def back(run: Path) -> list[int]:
-    """The rounds in which the complex device was merged after it had been late."""
-    rounds = read_run(run).rounds
-    late = [record["round"] for record in rounds if 1 in record.get("late", ())]
-    return [r["round"] for r in rounds if late and r["round"] > late[0] and 1 in r["active"] and "late" not in r]
 
 
 def test_fleet_up_leaves_nothing_behind(tmp_path: Path) -> None:

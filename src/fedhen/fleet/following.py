@@ -30,7 +30,7 @@ def follow(link: Link, number: str, folder: Path) -> Iterator[tuple[dict[str, An
         if time.monotonic() - asked >= ASK:
             asked, status = time.monotonic(), link.status(number)
             if status.startswith("finished") and not (folder / SUMMARY).is_file():
-                raise UserError(ended(status, folder, len(rounds), link.why(number)))
+                raise UserError(ended(status, folder, len(lines(folder / TIMING)), link.why(number)))
         time.sleep(LOOK)
 
 

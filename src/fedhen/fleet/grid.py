@@ -60,7 +60,7 @@ class GridDevices:
             self.roster.look()
         # Their answers, should they still come, are not looked at.
         for device in mail.forget():
-            yield Failure(device, "it had not answered when the round ended", late=True)
+            yield Failure(device, "it had not answered when the round ended (fleet.deadline, fleet.enough)", late=True)
 
     def enough(self, active: int) -> int:
         """How many answers end a round."""
