@@ -10,7 +10,7 @@ demo: .venv/ready
 	$(BIN)/fedhen compare digits
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: .venv/ready
 	$(BIN)/ruff format --check .

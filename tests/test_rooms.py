@@ -47,6 +47,7 @@ ROOMS = [
     "bench",
     "reports",
     "progress",
+    "fleet",
     "api",
     "cli",
 ]

@@ -19,7 +19,7 @@ from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError, unknown
 from fedhen.evaluation import accuracy
-from fedhen.folders import claim
+from fedhen.folders import claim, refuse_fleets
 from fedhen.model_files import read_model, ready_module
 from fedhen.models.nesting import Family
 from fedhen.playing import play_into
@@ -115,6 +115,7 @@ def resume(
     is refused, unless `restart` is set: then it starts again.
     """
     folder = Path(run)
+    refuse_fleets(folder)
     ranks = process_group.join(environment.device_named(accelerator))
     # By rank 0's folder: the other ranks may not see it.
     config = toml.parsed(ranks.first(lambda: toml.to_toml(toml.read_toml(_checked(folder)))))

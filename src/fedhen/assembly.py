@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
@@ -52,17 +52,41 @@ def assemble(
     where = environment.accelerator(accelerator, config.runtime)
     method = method or method_named(config.method_file or config.method)
     data = data or sources.load(config.data, data_root(data_dir), config.seed)
+    if not len(data.y_test):
+        raise UserError("test data: there are no examples")
     if data.shards and len(data.shards) != config.devices.number:
         raise UserError(f"devices.number={config.devices.number}, but data is given for {len(data.shards)} devices")
     if not data.shards:
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
     family = family or family_named(config, data.shape, data.classes)
+    tier_of = tiers_of(config)
+    omega = shares([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
+    fleet = fleet_of(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
+    return experiment_of(fleet, method, activate=activate, ranks=ranks)
+
+
+def tiers_of(config: Config) -> list[str]:
+    """The tier of every device."""
+    return [tier for tier, number in config.tier_sizes().items() for _ in range(number)]
+
+
+def fleet_of(
+    config: Config,
+    family: Family,
+    method: Method,
+    data: Data,
+    *,
+    tier_of: Sequence[str],
+    omega: Sequence[float],
+    first: int = 0,
+) -> Fleet:
+    """What devices of these tiers have, hold and minimise; the data lies where they train."""
     tiers = tuple(config.tiers)
     if tiers != tuple(tier for tier in family.tiers if tier in tiers):
         raise UserError(f"tiers names {', '.join(tiers)}, but the family has, in this order, {', '.join(family.tiers)}")
     if config.server.label_rows and not family.outputs:
         raise UserError("server.label_rows needs a family that names its outputs: Family(..., outputs=...)")
-    data = data.to(where).in_type_of(family.build(tiers[-1]))
+    data = data.in_type_of(family.build(tiers[-1]))
     if config.data.augmentation != "none" and len(data.shape) != 3:
         raise UserError(
             f"data.augmentation={config.data.augmentation} needs images, found inputs of shape {data.shape}"
@@ -74,19 +98,30 @@ def assemble(
             raise unknown("exit in objective.weights", name, family.tiers)
     objectives = {tier: configured(method.objective, family.exits(tier), config.objective) for tier in tiers}
     held = holdings(family, objectives, method.pools, batch)
+    precision = precision_named(config.runtime.precision, data.x.device)
+    return Fleet(
+        config, family, data, tier_of, held, objectives, local_named(config.local), omega, precision, first=first
+    )
+
+
+def experiment_of(
+    fleet: Fleet,
+    method: Method,
+    *,
+    activate: Activate | None = None,
+    ranks: Ranks = ALONE,
+    engine: Callable[[Fleet, Shelf, Ranks], Devices] | None = None,
+) -> Experiment:
+    """The experiment that a fleet plays, its devices trained by the engine that is given, or that is configured."""
+    config, family, data, held, local = fleet.config, fleet.family, fleet.data, fleet.holdings, fleet.local
+    where, sizes = data.x.device, config.tier_sizes()
     initial = {name: tensor.to(where) for name, tensor in family.initial(config.seed).items()}
     server = {tier: select(initial, holding.shapes) for tier, holding in held.items()}
-    tier_of = [tier for tier, number in config.tier_sizes().items() for _ in range(number)]
-    local = local_named(config.local)
-    omega = shares([len(shard) for shard in data.shards], tier_of, method.pools(tiers))
-    precision = precision_named(config.runtime.precision, where)
-    fleet = Fleet(config, family, data, tier_of, held, objectives, local, omega, precision)
     forgotten = nothing_remembered(server, held, local)
     kept = [server, forgotten] if config.evaluation.devices else [forgotten]
-    sizes = config.tier_sizes()
     check_alike(config, data, server, ranks)
-    shelf = shelves(config.runtime, where, sum(sizes[tier] * size(each[tier]) for each in kept for tier in tiers))
-    memory = shelf()
+    shelf = shelves(config.runtime, where, sum(sizes[tier] * size(each[tier]) for each in kept for tier in sizes))
+    memory, tier_of = shelf(), list(fleet.tier_of)
     return Experiment(
         config=config,
         method=method,
@@ -99,10 +134,10 @@ def assemble(
         server=server,
         memories=Memories(forgotten, sizes),
         last_models=LastModels(server, tier_of, shelf(), ranks) if config.evaluation.devices else NothingKept(),
-        precision=precision,
-        devices=devices_of(fleet, memory, ranks),
+        precision=fleet.precision,
+        devices=(engine or devices_of)(fleet, memory, ranks),
         memory=memory,
-        modules={tier: to_score(fleet, tier) for tier in tiers},
+        modules={tier: to_score(fleet, tier) for tier in sizes},
         ranks=ranks,
     )
 

@@ -181,6 +181,16 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True)
+class FleetConfig:
+    """How the server of a real fleet waits for its devices; simulations do not read it."""
+
+    deadline: float = setting(600.0, "seconds after which a round ends without the devices that are late", above=0)
+    enough: int = setting(0, "answers that end a round; 0: all but the extra ones", least=0)
+    extra: int = setting(0, "devices that are asked beyond `devices.active`, since some will not answer", least=0)
+    wait: float = setting(300.0, "seconds to wait for the fleet's devices before the first round", above=0)
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """When a run saves all that it needs to go on; no number of the run depends on it."""
 
@@ -220,6 +230,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    fleet: FleetConfig = field(default_factory=FleetConfig)
     targets: dict[str, tuple[float, ...]] = setting(
         {}, "target accuracies of each tier in percent, for the reports; a tier without one gets the paper's rule"
     )

@@ -77,7 +77,8 @@ class Experiment:
             scores = {}
             if self.is_evaluated(done.number):
                 self.reported = self.models()
-                scores = self.ranks.first(partial(self.scores, self.reported))
+                if len(self.data.y_test):
+                    scores = self.ranks.first(partial(self.scores, self.reported))
             ended = time.perf_counter()
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
             step = Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()}, done.failed)
@@ -167,16 +168,17 @@ class Experiment:
     def record(self, done: Round) -> dict[str, Any]:
         """What the seed determines about a round."""
         each = {tier: size(w) + self.local.copies * size(self.memories.mean[tier]) for tier, w in done.server.items()}
-        # A device that failed has sent nothing back.
+        # A device that failed or is late has sent nothing back.
         down, up = (
             {tier: sum(self.tier_of[device] == tier for device in devices) * each[tier] for tier in done.server}
-            for devices in (done.active, set(done.active) - set(done.failed))
+            for devices in (done.active, set(done.active) - {*done.failed, *done.late})
         )
         return {
             "round": done.number,
             "active": done.active,
             "dropped": done.dropped,
             **({"failed": list(done.failed)} if done.failed else {}),
+            **({"late": done.late} if done.late else {}),
             "loss": done.loss,
             "bytes": {"down": down, "up": up},
         }

@@ -15,6 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 PATIENCE = 3
 """So many rounds in a row without any device are no accident."""
+NOBODY: Mapping[int, str] = {}
 LONGEST = 300
 """Characters of an error that are kept."""
 OUT_OF_MEMORY = (
@@ -65,8 +66,15 @@ class Watch:
         """The rounds in a row from which no active device came back."""
         self.cause = ""
 
-    def see(self, number: int, active: Sequence[int], back: Mapping[int, float], failed: Mapping[int, str]) -> None:
-        """What a round did: who was active, who came back, and who failed with which error."""
+    def see(
+        self,
+        number: int,
+        active: Sequence[int],
+        back: Mapping[int, float],
+        failed: Mapping[int, str],
+        late: Mapping[int, str] = NOBODY,
+    ) -> None:
+        """What a round did: who was active, who came back, who failed with which error, and who is late."""
         first = next((f"device {device}, round {number}: {error}" for device, error in failed.items()), "")
         if first and self.tells:
             warnings.warn(f"a device failed and is left out, {first}; later ones are only recorded", stacklevel=2)
@@ -75,7 +83,8 @@ class Watch:
             self.lost, self.cause = [], ""
         elif active:
             self.lost.append(number)
-            self.cause = self.cause or first
+            slow = next((f"device {device}, round {number}: {why}" for device, why in late.items()), "")
+            self.cause = self.cause or first or slow
 
     def end_if_in_vain(self) -> None:
         """Raise the cause if no device came back for too long."""

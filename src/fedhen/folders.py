@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedhen.errors import UserError
-from fedhen.records import CONFIG, PART
+from fedhen.records import CONFIG, FLEET, PART
 
 LOCK = "run.lock"
 """Locked while a process plays the run; the system unlocks it, however the process ends."""
@@ -68,6 +68,12 @@ def reopen(parent: Path, names: Sequence[str]) -> list[Path]:
     except OSError as error:
         raise UserError(f"cannot write to {parent}: {error.strerror}; choose another --out") from None
     return folders
+
+
+def refuse_fleets(folder: Path) -> None:
+    """A run that a real fleet plays is not gone on with by a simulation: its devices' data and memories are theirs."""
+    if (folder / FLEET).is_file():
+        raise UserError(f"{folder} is played by a fleet: go on with: fedhen fleet run --resume {folder}")
 
 
 def claim_fresh(parent: Path, name: str) -> Path:

@@ -211,17 +211,20 @@ class Keeper:
 def summary(experiment: Experiment, records: list[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
     """The end of a run in a few numbers."""
     config, scored = experiment.config, [r["accuracy"] for r in records if "accuracy" in r]
-    best = {kind: {tier: max(s[kind][tier] for s in scored) for tier in tiers} for kind, tiers in scored[-1].items()}
+    # The server of a fleet may have no test data.
+    final = scored[-1] if scored else {}
+    best = {kind: {tier: max(s[kind][tier] for s in scored) for tier in tiers} for kind, tiers in final.items()}
+    late = sum(len(r.get("late", ())) for r in records)
     return {
         "recipe": config.recipe,
         "method": config.method,
         "seed": config.seed,
         "rounds": config.rounds,
         "parameters": experiment.parameters(),
-        "final": scored[-1],
-        "best": best,
+        **({"final": final, "best": best} if scored else {}),
         "dropped": sum(len(r["dropped"]) for r in records),
         "failed": sum(len(r.get("failed", ())) for r in records),
+        **({"late": late} if late else {}),
         "bytes": sum(n for r in records for way in r["bytes"].values() for n in way.values()),
         "seconds": round(seconds, 3),
     }

@@ -7,6 +7,7 @@ timing.jsonl       one object a round: seconds
 errors.jsonl       devices whose training raised, the first hundred of them; only where there are some
 summary.json       written last: the run is finished if it is there
 models/            the weights of each tier, server and all-devices average (if it is kept), in safetensors
+fleet.json         which nodes were its devices; only where a real fleet played it
 checkpoints/       all that the next round needs; see checkpoints.py
 """
 
@@ -36,6 +37,8 @@ CONFIG, ENVIRONMENT, ROUNDS, TIMING, ERRORS, SUMMARY, MODELS = (
     "summary.json",
     "models",
 )
+FLEET = "fleet.json"
+"""In the folder of a run that a real fleet plays: the run's own name, and its devices."""
 PART = ".part"
 """The end of the name of a file that is not whole yet."""
 KINDS = ("devices", "server")
@@ -273,8 +276,8 @@ def _check_round(run: Run, record: Mapping[str, Any], line: int) -> None:
     """All that reports read of a round; the rounds follow each other from 1."""
     if whole(record["round"]) != line:
         raise ValueError(f"round {record['round']} where {line} should be")
-    for name in ("active", "dropped", "failed"):
-        if not isinstance(record.get(name, [] if name == "failed" else None), list):
+    for name in ("active", "dropped", "failed", "late"):
+        if not isinstance(record.get(name, [] if name in ("failed", "late") else None), list):
             raise TypeError(f"{name} is no list")
     _ = [whole(n) for way in mapping(record["bytes"]).values() for n in mapping(way).values()]
     for name in ("accuracy", "ensemble"):

@@ -20,7 +20,10 @@ from fedhen.experiment import Experiment
 from fedhen.folders import hold
 from fedhen.records import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING, Recorder, read_run, recorded_lines
 
-FREE = ("rounds", "runtime.rows", "runtime.rows_dir", "checkpoint.minutes", "checkpoint.rounds")
+FREE = (
+    *("rounds", "runtime.rows", "runtime.rows_dir", "checkpoint.minutes", "checkpoint.rounds"),
+    *("fleet.deadline", "fleet.enough", "fleet.extra", "fleet.wait"),
+)
 """Settings that may change from one part of a run to the next: no number that is played depends on them."""
 
 

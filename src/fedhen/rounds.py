@@ -57,6 +57,8 @@ class Round:
     """Active devices that were left out because a weight was not finite."""
     failed: dict[int, str]
     """Active devices that were left out because their training raised, each with its error in one line."""
+    late: list[int]
+    """Active devices that had not answered when the round ended."""
     server: Server
     memories: Memories
 
@@ -99,21 +101,23 @@ def rounds(
         # In the order of the devices, so that it does not matter in which order they come back.
         replies = sorted(devices.train(number, sent, active), key=lambda reply: reply.device)
         updates = [reply for reply in replies if isinstance(reply, Update)]
-        failures = [(reply.device, reply.error) for reply in replies if isinstance(reply, Failure)]
+        failures = [(reply.device, reply.error, reply.late) for reply in replies if isinstance(reply, Failure)]
         # The paper, "Hyperparameters": a device with NaN weights is ignored, only for that round.
         good = {update.device: finite(update.weights) for update in updates}
         kept = [update for update in updates if good[update.device]]
         own = [(update.device, good[update.device], update.loss) for update in updates]
         said, faults = zip(*ranks.gather((own, failures)), strict=True)
         everyone = sorted(chain.from_iterable(said))
-        failed = dict(sorted(chain.from_iterable(faults)))
+        missing = sorted(chain.from_iterable(faults))
+        failed = {device: error for device, error, late in missing if not late}
+        late = {device: error for device, error, late in missing if late}
         dropped = [device for device, fine, _ in everyone if not fine]
         now = {device: loss for device, fine, loss in everyone if fine}
         server = merge(server, kept, pools, rules.server, ranks=ranks)
         memories = memories.after(kept, pools, rules.local, ranks=ranks)
         losses.update(now)
-        watch.see(number, active, now, failed)
-        done = Round(number, active, kept, now, dropped, failed, server, memories)
+        watch.see(number, active, now, failed, late)
+        done = Round(number, active, kept, now, dropped, failed, [*late], server, memories)
         # What the active devices sent back need not outlive the round: the next one brings as much.
         del replies, updates, kept
         yield done

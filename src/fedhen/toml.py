@@ -95,19 +95,20 @@ def _parsed(text: str) -> Any:
 
 
 def _line(key: str, value: Any, doc: str) -> str:
-    return f"{key} = {_text(value)}" + (f"  # {doc}" if doc else "")
+    return f"{key} = {text_of(value)}" + (f"  # {doc}" if doc else "")
 
 
 def _key(name: str) -> str:
     return name if name.isascii() and name.replace("-", "").replace("_", "").isalnum() else json.dumps(name)
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(text_of, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_key(k)} = {_text(v)}' for k, v in value.items())}}}"
+        return f"{{{', '.join(f'{_key(k)} = {text_of(v)}' for k, v in value.items())}}}"
     # JSON's strings are TOML's, but for DEL, which TOML wants escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

@@ -57,6 +57,8 @@ class Local:
     correction: Callable[[Visit], Correction] = lambda visit: NOTHING
     remember: Callable[[Visit, Weights, float], Weights] | None = None
     """(visit, trained weights, steps · learning rate) -> the device's memory after the round; none has no memory."""
+    known: Callable[[Weights, Weights], Weights] | None = None
+    """(received, trained) -> by how much the memory changes, where the server can tell: then nothing is sent for it."""
     weight: Callable[[float], float] = lambda omega: 1.0
     """ω_i -> the device's weight in the mean of the memories."""
     cloud: Callable[[Tensor, Tensor], Tensor] = lambda model, mean: model
@@ -114,9 +116,12 @@ def feddyn(alpha: float) -> Local:
         return Correction({n: own * (_of(visit.memory, t, n) - t) for n, t in visit.received.items()}, decay=own)
 
     def remember(visit: Visit, trained: Weights, walked: float) -> Weights:
-        return {n: _of(visit.memory, t, n) + (trained[n] - t) for n, t in visit.received.items()}
+        return {n: _of(visit.memory, visit.received[n], n) + t for n, t in known(visit.received, trained).items()}
 
-    return Local("feddyn", correction, remember, cloud=lambda model, mean: model + mean)
+    def known(received: Weights, trained: Weights) -> Weights:
+        return {n: trained[n] - t for n, t in received.items()}
+
+    return Local("feddyn", correction, remember, known, cloud=lambda model, mean: model + mean)
 
 
 def local_named(config: LocalConfig) -> Local:

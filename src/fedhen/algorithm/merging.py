@@ -39,11 +39,13 @@ class Update:
 
 @dataclass(frozen=True)
 class Failure:
-    """An active device that sends nothing back: its training raised."""
+    """An active device that sends nothing back that could be used: its training raised, or it is late."""
 
     device: int
     error: str
     """In one line."""
+    late: bool = False
+    """Whether the round ended before it answered."""
 
 
 Reply = Update | Failure

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fedhen.cli import bench, data, paper, reading, resume, training
+from fedhen.cli import bench, data, fleet, paper, reading, resume, training
 from fedhen.errors import Stopped, UserError, one_line
 from fedhen.ranks import RankLost, here, launched
 from fedhen.version import VERSION
@@ -48,6 +48,7 @@ def parser() -> Parser:
     data.add_commands(commands)
     paper.add_commands(commands)
     bench.add_commands(commands)
+    fleet.add_commands(commands)
     return top
 
 

@@ -12,6 +12,7 @@ from fedhen.cli.options import add_machine
 from fedhen.cli.training import Job, result, train_all
 from fedhen.config import Config
 from fedhen.errors import UserError
+from fedhen.folders import refuse_fleets
 from fedhen.ranks import here
 from fedhen.records import CONFIG
 
@@ -64,6 +65,7 @@ def planned(folder: Path, rounds: int | None) -> Config:
     """The configuration of a run, with so many rounds if that is said."""
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
+    refuse_fleets(folder)
     config = toml.read_toml(folder / CONFIG)
     if rounds is None:
         return config

@@ -229,9 +229,11 @@ def train_below(jobs: Sequence[Job], options: argparse.Namespace, name: str) -> 
 def result(folder: Path) -> str:
     """How a run ended."""
     summary = read_run(folder).summary or {}
-    kind = reported(summary["final"])
+    final = summary.get("final", {})
+    kind = reported(final) if final else ""
     whose = ", server's model" if kind == "server" else ""
-    lines = [f"{tier:10} {100 * x:.1f} % of the test set{whose}" for tier, x in summary["final"][kind].items()]
+    lines = [f"{tier:10} {100 * x:.1f} % of the test set{whose}" for tier, x in final.get(kind, {}).items()]
     dropped = [f"{summary['dropped']} devices were dropped for weights that are not finite"] * bool(summary["dropped"])
     failed = [f"{summary['failed']} devices failed and were left out: {folder}/errors.jsonl"] * bool(summary["failed"])
-    return "\n".join([*lines, *dropped, *failed, f"run: {folder}"])
+    late = [f"{summary.get('late')} answers were late and were left out"] * bool(summary.get("late"))
+    return "\n".join([*lines, *dropped, *failed, *late, f"run: {folder}"])

@@ -41,6 +41,8 @@ class Fleet:
     omega: Sequence[float]
     """Each device's share of its pool's data, 1 where all have the same."""
     precision: Precision
+    first: int = 0
+    """The number of the first device here: a node of a real fleet has one, which need not be the fleet's first."""
 
 
 @dataclass
@@ -77,7 +79,7 @@ class PlainDevices:
         correction, view = fleet.local.correction(visit), self.view(device)
         task = Task(fleet.objectives[tier], fleet.config.training, lr, correction, view, fleet.precision)
         # A model's own randomness, like dropout, has an address too.
-        with seeds.torch_randomness(fleet.config.seed, "model", round_number, device):
+        with seeds.torch_randomness(fleet.config.seed, "model", round_number, fleet.first + device):
             loss, steps = train_locally(module, self.batches(round_number, device), task)
         return self.update(device, select(weights_of(module), held.shapes), loss, visit, steps * lr)
 
@@ -106,8 +108,11 @@ class PlainDevices:
         """Keep the device's new memory, unless the server will drop the update, and tell by how much it changed."""
         if self.fleet.local.remember is None or not finite(update.weights):
             return update
-        memory = self.fleet.local.remember(visit, update.weights, walked)
-        changed = {n: t - visit.memory[n] if n in visit.memory else t for n, t in memory.items()}
+        memory, known = self.fleet.local.remember(visit, update.weights, walked), self.fleet.local.known
+        if known is not None:
+            changed = known(visit.received, update.weights)
+        else:
+            changed = {n: t - visit.memory[n] if n in visit.memory else t for n, t in memory.items()}
         # Last: a device that fails before this remembers what it did.
         self.memory[update.device] = memory
         return replace(update, remembered=changed)
@@ -119,7 +124,7 @@ class PlainDevices:
     def plan(self, round_number: int, device: int) -> Visits:
         """Which examples the device visits in that round, in which order."""
         config, shard = self.fleet.config, self.fleet.data.shards[device]
-        training, address = config.training, (config.seed, round_number, device)
+        training, address = config.training, (config.seed, round_number, self.fleet.first + device)
         return visits(shard, training.epochs, training.batch_size, training.last_batch == "drop", address)
 
     def batches(self, round_number: int, device: int) -> Iterator[tuple[Tensor, Tensor]]:

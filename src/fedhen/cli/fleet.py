@@ -1,0 +1,214 @@
+"""`fedhen fleet`: a real fleet on Flower. What needs Flower or torch is imported when a command runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedhen.cli.options import (
+    RUNS,
+    add_method_options,
+    add_recipe,
+    add_rounds,
+    add_settings,
+    changed,
+    configured,
+    with_its_tiers,
+)
+from fedhen.cli.training import METHODS_HELP, result
+from fedhen.config import Config
+from fedhen.errors import Stopped, UserError
+from fedhen.folders import claim, claim_fresh
+from fedhen.progress import display
+from fedhen.records import CONFIG
+from fedhen.toml import read_toml
+
+if TYPE_CHECKING:
+    from fedhen.fleet.link import Link
+
+EXAMPLES = """\
+examples:
+  fedhen fleet up                        a trial: SuperLink, four nodes and a run on this machine, all taken down again
+  fedhen fleet init my-fleet             an app of your own, with certificates and keys for a trial
+  fedhen fleet run my-fleet              start a training on the SuperLink of my-fleet
+  fedhen fleet run my-fleet --resume runs/digits-fedhen-fleet    go on after a crash
+
+docs/fleet.md goes from an empty machine to a trained fleet, and says who sees what.
+"""
+UP_EXAMPLES = """\
+examples:
+  fedhen fleet up --simple 2 --complex 2 --rounds 2
+  fedhen fleet up --local scaffold --secure       with TLS and a key for every node
+  fedhen fleet up digits-4 --nodes tiny=1 --nodes small=1 --nodes medium=1 --nodes large=1
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add them to the parser."""
+    look = argparse.RawDescriptionHelpFormatter
+    fleet = commands.add_parser("fleet", help="a real fleet on Flower", epilog=EXAMPLES, formatter_class=look)
+    within = fleet.add_subparsers(dest="fleet_command", metavar="COMMAND", required=True)
+    init = within.add_parser("init", help="write an app for a fleet, with certificates and keys for a trial")
+    init.add_argument("folder", type=Path, metavar="DIR", help="where to write; it must not exist")
+    init.add_argument("--recipe", default="digits", metavar="RECIPE", help="settings and trial data (default: digits)")
+    init.add_argument(
+        "--address", default="127.0.0.1:8000", metavar="HOST:PORT", help="of the server (default: %(default)s)"
+    )
+    add_nodes(init, one=1)
+    init.set_defaults(run=init_command, config=None, settings=[])
+    run = within.add_parser("run", help="start a training on a running SuperLink, or go on with one")
+    run.add_argument(
+        "folder", nargs="?", type=Path, default=Path(), metavar="DIR", help="the fleet's folder (default: .)"
+    )
+    run.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run")
+    run.add_argument("--out", type=Path, metavar="RUN", help="where to write (default: a fresh folder under runs/)")
+    add_rounds(run)
+    add_settings(run)
+    run.add_argument("--quiet", action="store_true", help="show no progress")
+    run.set_defaults(run=run_command)
+    up = within.add_parser(
+        "up", help="a whole fleet on this machine for a trial", epilog=UP_EXAMPLES, formatter_class=look
+    )
+    add_recipe(up, "digits")
+    up.add_argument("--method", metavar="M", help=f"{METHODS_HELP} (default: the recipe's, fedhen)")
+    add_method_options(up)
+    add_nodes(up, one=2)
+    add_rounds(up)
+    up.add_argument("--active", type=int, metavar="N", help="nodes that train in a round (default: all)")
+    up.add_argument("--secure", action="store_true", help="with TLS and a key for every node")
+    up.add_argument("--out", type=Path, metavar="RUN", help="where to write (default: a fresh folder under runs/)")
+    up.add_argument("--quiet", action="store_true", help="show no progress")
+    up.set_defaults(run=up_command)
+
+
+def add_nodes(command: argparse.ArgumentParser, one: int) -> None:
+    """How many nodes of each tier."""
+    for tier in ("simple", "complex"):
+        command.add_argument(f"--{tier}", type=int, metavar="N", help=f"nodes of tier {tier} (default: {one})")
+    command.add_argument(
+        "--nodes", action="append", default=[], metavar="TIER=N", help="nodes of any other tier; may be repeated"
+    )
+    command.set_defaults(one=one)
+
+
+def nodes_of(options: argparse.Namespace, config: Config) -> dict[str, int]:
+    """Tier -> how many nodes are asked for."""
+    found = dict.fromkeys(config.tiers, options.one)
+    given = {tier: getattr(options, tier) for tier in ("simple", "complex") if getattr(options, tier) is not None}
+    for text in options.nodes:
+        tier, equals, number = text.partition("=")
+        if not equals or not number.isdigit():
+            raise UserError(f"--nodes {text!r}: write TIER=N, like --nodes small=2")
+        given[tier] = int(number)
+    return {**found, **given}
+
+
+def init_command(options: argparse.Namespace) -> int:
+    """`fedhen fleet init`."""
+    needs_flower()
+    from fedhen.fleet.folder import Folder
+    from fedhen.fleet.founding import found, instructions
+
+    config = configured(options)
+    nodes = nodes_of(options, config)
+    folder = Folder(options.folder, options.address)
+    found(folder, config, nodes)
+    print(instructions(folder, nodes))
+    return 0
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """`fedhen fleet run`."""
+    needs_flower()
+    from fedhen.fleet.folder import SETTINGS, opened
+    from fedhen.fleet.following import follow
+    from fedhen.fleet.link import Link
+    from fedhen.fleet.processes import Processes
+
+    folder = opened(options.folder)
+    config = changed(read_toml(folder.path / SETTINGS), options)
+    link = Link(folder, Processes(folder.path / "logs"))
+    link.wait(0.0)
+    if options.resume is not None:
+        if not (options.resume / CONFIG).is_file():
+            raise UserError(f"{options.resume} is not a run folder: it has no {CONFIG}")
+        run = options.resume
+        config = as_before(config, read_toml(run / CONFIG), options.rounds)
+    else:
+        run = new_run(options.out, config)
+    with interruptible():
+        number = link.start(config, run, options.resume is not None)
+        try:
+            with display({config.method: config.rounds}, options.quiet) as shown:
+                for record, timing in follow(link, number, run):
+                    shown.show(config.method, record, timing)
+        except Stopped as told:
+            raise Stopped(told.signal, stopped(link, number, run, options.folder)) from None
+    print(result(run))
+    return 0
+
+
+def as_before(config: Config, before: Config, rounds: int | None) -> Config:
+    """A run's own configuration, with more rounds and other deadlines if that is said."""
+    from dataclasses import replace
+
+    return replace(before, rounds=before.rounds if rounds is None else rounds, fleet=config.fleet)
+
+
+def stopped(link: Link, number: str, run: Path, folder: Path) -> str:
+    """Stop a run on the SuperLink, and say how to go on."""
+    link.stop(number)
+    return f"stopped; go on with: fedhen fleet run {folder} --resume {run}"
+
+
+def up_command(options: argparse.Namespace) -> int:
+    """`fedhen fleet up`."""
+    needs_flower()
+    from fedhen.fleet.folder import of_nodes
+    from fedhen.fleet.trial import Trial
+
+    if options.method is not None and options.config is not None:
+        raise UserError("--config brings its own method: leave out --method")
+    config = with_its_tiers(configured(options, default="digits", method=options.method))
+    nodes = nodes_of(options, config)
+    config = of_nodes(config, nodes, options.active)
+    run = new_run(options.out, config)
+    trial = Trial(run / "fleet", config, nodes, options.secure)
+    with interruptible(), trial.running(), display({config.method: config.rounds}, options.quiet) as shown:
+        for record, timing in trial.play(run):
+            shown.show(config.method, record, timing)
+    print(result(run))
+    return 0
+
+
+def new_run(out: Path | None, config: Config) -> Path:
+    """A fresh folder for a run."""
+    local = f"-{config.local.name}" if config.local.name != "plain" else ""
+    name = f"{config.recipe}-{config.method}{local}-fleet"
+    return claim(out, [""])[0] if out is not None else claim_fresh(RUNS, name)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM end what is done, so that it can clean up."""
+
+    def told(number: int, frame: Any) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def needs_flower() -> None:
+    """Refuse to go on without it."""
+    if importlib.util.find_spec("flwr") is None:
+        raise UserError("a fleet needs Flower, which is not installed: pip install 'fedhen[flower]'")

@@ -1,0 +1,63 @@
+"""The two Flower apps of a fleet, made of what its owner brings: an app folder needs no other code."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedhen import toml
+from fedhen.errors import UserError, one_line
+from fedhen.fleet.app import App
+from fedhen.fleet.apps_keys import CONFIG, RESUME, RUN
+from fedhen.fleet.node import Node
+from fedhen.fleet.server import Job, play
+
+
+def client_app(app: App) -> ClientApp:
+    """What runs on a node, for every message anew."""
+    client = ClientApp()
+
+    @client.query()
+    def query(message: Message, context: Context) -> Message:
+        node = Node(app, context.node_config, context.node_id)
+        return Message(node.identify(message.content), reply_to=message)
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        node = Node(app, context.node_config, context.node_id)
+        return Message(node.train(message.content), reply_to=message)
+
+    return client
+
+
+def server_app(app: App) -> ServerApp:
+    """What runs on the server, for a whole run."""
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        warnings.showwarning = _tell
+        # A line for every request would drown the rest.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        settings = {key: context.run_config.get(key) for key in (CONFIG, RUN, RESUME)}
+        if not settings[CONFIG] or not settings[RUN]:
+            raise UserError("this app is started by `fedhen fleet run`")
+        job = Job(toml.parsed(str(settings[CONFIG])), Path(str(settings[RUN])), bool(settings[RESUME]))
+        try:
+            for step in play(grid, app, job):
+                print(f"fedhen: round {step.record['round']} of {job.config.rounds} is done", flush=True)
+        except UserError as error:
+            _tell(str(error))
+            raise
+
+    return server
+
+
+def _tell(message: Warning | str, *where: object, **more: object) -> None:
+    print(f"fedhen: {one_line(str(message))}", file=sys.stderr, flush=True)

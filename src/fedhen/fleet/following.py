@@ -1,0 +1,48 @@
+"""A run that another process plays, followed by its folder: every round that it records, as if it were played here."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedhen.errors import UserError
+from fedhen.fleet.link import Link
+from fedhen.records import ROUNDS, SUMMARY, TIMING
+
+LOOK, ASK = 0.5, 10.0
+"""Seconds between looks into the folder, and between questions to the SuperLink, which are dear."""
+
+
+def follow(link: Link, number: str, folder: Path) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Every new round with its timing, until the run has ended."""
+    seen = len(lines(folder / TIMING))
+    asked = time.monotonic()
+    while True:
+        rounds, timings = lines(folder / ROUNDS), lines(folder / TIMING)
+        # The timing is written last, after the checkpoint.
+        yield from list(zip(rounds, timings, strict=False))[seen:]
+        seen = max(seen, min(len(rounds), len(timings)))
+        if (folder / SUMMARY).is_file() and len(timings) == len(rounds):
+            return
+        if time.monotonic() - asked >= ASK:
+            asked, status = time.monotonic(), link.status(number)
+            if status.startswith("finished") and not (folder / SUMMARY).is_file():
+                raise UserError(ended(status, folder, len(lines(folder / TIMING)), link.why(number)))
+        time.sleep(LOOK)
+
+
+def ended(status: str, folder: Path, rounds: int, why: str) -> str:
+    """Why a run ended before its time, and how to go on."""
+    go_on = f"; {rounds} rounds are saved, go on with: fedhen fleet run --resume {folder}" if rounds else ""
+    return f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}{go_on}"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that is being written."""
+    if not path.is_file():
+        return []
+    text = path.read_bytes()
+    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]

@@ -1,0 +1,101 @@
+"""A SuperLink from outside: is it up, start a training on it, ask how it goes, stop it."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import tempfile
+import time
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedhen import toml
+from fedhen.config import Config
+from fedhen.errors import UserError, one_line
+from fedhen.fleet.apps_keys import CONFIG, RESUME, RUN
+from fedhen.fleet.certificates import CA
+from fedhen.fleet.folder import CERTIFICATES, CONNECTION, Folder
+from fedhen.fleet.processes import Processes
+from fedhen.fleet.roster import flower_run
+
+
+@dataclass(frozen=True)
+class Link:
+    """The SuperLink of a fleet's folder."""
+
+    folder: Folder
+    processes: Processes
+
+    def wait(self, seconds: float, name: str = "") -> None:
+        """Wait until it answers; a process of ours that has ended will not."""
+        end = time.monotonic() + seconds
+        while not self.is_up():
+            process = self.processes.running.get(name)
+            if process is not None and process.poll() is not None:
+                raise UserError(f"the SuperLink ended at once: see {self.processes.logs / name}.log")
+            if time.monotonic() > end:
+                raise UserError(f"no SuperLink answers at {self.folder.address}: start it with\n{self.how()}")
+            time.sleep(0.2)
+
+    def how(self) -> str:
+        """How to start it."""
+        return " ".join(self.folder.superlink())
+
+    def is_up(self) -> bool:
+        """Whether it answers."""
+        scheme, context = "http", None
+        if self.folder.secure:
+            scheme, context = "https", ssl.create_default_context(cafile=self.folder.path / CERTIFICATES / CA)
+        try:
+            with urllib.request.urlopen(f"{scheme}://{self.folder.address}/health", timeout=2, context=context) as said:
+                return bool(said.status == 200)
+        except OSError:
+            return False
+
+    def register(self, name: str) -> None:
+        """Make a node's key known."""
+        self._flwr(*self.folder.register(name)[1:])
+
+    def start(self, config: Config, run: Path, resume: bool = False) -> str:
+        """Start a training, or go on with one; Flower's own number of it."""
+        if resume and (before := flower_run(run)):
+            # One whose app was killed counts as running for another minute, and keeps its nodes busy.
+            with suppress(UserError):
+                self.stop(before)
+        settings = {CONFIG: toml.to_toml(config), RUN: str(run.resolve()), RESUME: resume}
+        with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+            file.write("".join(f"{key} = {toml.text_of(value)}\n" for key, value in settings.items()))
+            file.flush()
+            said = self._flwr("run", str(self.folder.path), CONNECTION, "--run-config", file.name, "--format", "json")
+        return str(said["run-id"])
+
+    def status(self, number: str) -> str:
+        """How it goes: pending, starting, running, finished:completed, finished:failed, finished:stopped."""
+        runs = self._flwr("ls", CONNECTION, "--run-id", number, "--format", "json").get("runs", [])
+        return str(runs[0]["status"]) if runs else "unknown"
+
+    def why(self, number: str) -> str:
+        """The last thing that the server's app said of itself, if it was an error."""
+        done = self.processes.call(["flwr", "log", number, CONNECTION, "--show"], self.folder.home)
+        said = re.findall(r"fedhen: (.*)$", done.stdout + done.stderr, flags=re.MULTILINE)
+        return said[-1] if said and not said[-1].startswith("round ") else ""
+
+    def stop(self, number: str) -> None:
+        """Stop it."""
+        self._flwr("stop", number, CONNECTION, "--format", "json")
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        done = self.processes.call(["flwr", *arguments], self.folder.home)
+        found = done.stdout[done.stdout.find("{") :]
+        try:
+            said: dict[str, Any] = json.loads(found)
+        except ValueError:
+            said = {"success": done.returncode == 0, "error-message": f"{done.stdout} {done.stderr}"}
+        if not said.get("success", done.returncode == 0):
+            why = one_line(str(said.get("error-message") or done.stderr))[-300:]
+            raise UserError(f"flwr {arguments[0]} failed: {why}")
+        return said

@@ -1,0 +1,139 @@
+"""Flower's programs as processes of ours: started with a mark, and none of them left when we go."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fedhen.errors import UserError
+
+MARK = "FEDHEN_FLEET"
+"""In the environment of all processes of a fleet, and of all that they start: so they are found again."""
+GRACE = 5.0
+"""Seconds that a process has to end by itself."""
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+"""A fleet talks to nobody but itself."""
+
+
+class Processes:
+    """The processes of one fleet."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs, self.mark = logs, secrets.token_hex(8)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        logs.mkdir(parents=True, exist_ok=True)
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """With Flower's programs of this installation first in the path, since they start each other by name."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(home), MARK: self.mark}
+
+    def start(self, name: str, command: Sequence[str], home: Path, **more: str) -> subprocess.Popen[bytes]:
+        """Start a program; what it prints goes to a log of its name."""
+        home.mkdir(parents=True, exist_ok=True)
+        with (self.logs / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [program(command[0]), *command[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**self.environment(home), **more},
+                # Ctrl-C is for us: we take the others down, in order.
+                start_new_session=True,
+                preexec_fn=_end_with_us,
+            )
+        return self.running[name]
+
+    def call(self, command: Sequence[str], home: Path) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end."""
+        environment = self.environment(home)
+        return subprocess.run(
+            [program(command[0]), *command[1:]], env=environment, capture_output=True, text=True, check=False
+        )
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """End one of them, and what it started if it ends at once."""
+        process = self.running.pop(name)
+        children = descendants(process.pid)
+        process.send_signal(number)
+        if number == signal.SIGKILL:
+            _signal(children, number)
+        process.wait()
+
+    def log(self, name: str) -> str:
+        """What one of them has printed."""
+        path = self.logs / f"{name}.log"
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+    def left(self) -> list[int]:
+        """Every process that carries our mark, whoever its parent is by now."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with suppress(OSError):
+                    if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
+
+    def stop(self) -> None:
+        """End all of them: those started last first, gently; whatever is left after a while, for good."""
+        for process in reversed(self.running.values()):
+            with suppress(OSError):
+                process.terminate()
+        end = time.monotonic() + GRACE
+        while self.left() and time.monotonic() < end:
+            self._reap()
+            time.sleep(0.1)
+        while left := self.left():
+            _signal(left, signal.SIGKILL)
+            self._reap()
+            time.sleep(0.1)
+        self._reap()
+        self.running.clear()
+
+    def _reap(self) -> None:
+        for process in self.running.values():
+            process.poll()
+
+
+def program(name: str) -> str:
+    """A program of this installation."""
+    path = Path(sys.executable).parent / name
+    if not path.is_file():
+        raise UserError(f"{name} is not installed: pip install 'fedhen[flower]'")
+    return str(path)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, ValueError, IndexError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parents.setdefault(parent, []).append(int(entry.name))
+    found, new = [], [pid]
+    while new:
+        new = [child for parent in new for child in parents.get(parent, [])]
+        found += new
+    return found
+
+
+def _signal(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, number)
+
+
+def _end_with_us() -> None:
+    """In the child: a SIGTERM should the process that started it be killed (prctl's PR_SET_PDEATHSIG)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)

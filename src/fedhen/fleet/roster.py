@@ -1,0 +1,192 @@
+"""Which node is which device of the fleet: each is asked once who it is, and what it said is kept with the run."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhen import salvage, toml
+from fedhen.config import Config
+from fedhen.errors import UserError, one_line
+from fedhen.fleet import wire
+from fedhen.fleet.mail import Mail
+from fedhen.fleet.wire import Identity, Malformed
+from fedhen.records import FLEET, write_json
+
+PATIENCE = 120.0
+"""Seconds that a node has to say who it is; then it is asked again."""
+SETTLED = 2.0
+"""Seconds without a newcomer after which a fleet that is large enough is complete."""
+
+
+class Member(NamedTuple):
+    """A device of the fleet."""
+
+    identity: Identity
+    node: int
+    """The node that it last was."""
+
+
+@dataclass
+class Roster:
+    """The devices of the fleet in the order of their numbers, and the nodes that they are now."""
+
+    grid: Grid
+    question: str
+    """The configuration that nodes are asked with."""
+    members: list[Member] = field(default_factory=list)
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
+    """A name that no other run has: memories are kept by it."""
+    met: dict[int, Identity] = field(default_factory=dict)
+    """Every node that has said who it is."""
+    online: frozenset[int] = frozenset()
+    """The nodes that are connected."""
+
+    def __post_init__(self) -> None:
+        self.mail: Mail[int] = Mail(self.grid)
+        self.asked: dict[int, float] = {}
+        self.refused: set[int] = set()
+
+    def look(self) -> None:
+        """See who is connected, ask newcomers who they are, and hear those that were asked; without waiting."""
+        self.online = frozenset(self.grid.get_node_ids())
+        now = time.monotonic()
+        new = [
+            n for n in self.online - self.met.keys() - self.refused if now - self.asked.get(n, -PATIENCE) >= PATIENCE
+        ]
+        self.asked |= dict.fromkeys(new, now)
+        question = wire.pack_question(self.question)
+        self.mail.send([(node, Message(question, node, MessageType.QUERY, ttl=PATIENCE)) for node in new])
+        for node, content in self.mail.collect():
+            try:
+                if isinstance(content, str):
+                    raise Malformed(content)
+                self.met[node] = wire.read_identity(content)
+                self.admit(node)
+            except Malformed as error:
+                # It is asked again when its time is up: it may just have been restarted.
+                warnings.warn(f"node {node} does not say who it is: {error}", stacklevel=2)
+
+    def admit(self, node: int) -> None:
+        """A node that comes back takes its old place: known by its id, else by its name if that node is gone."""
+        identity = self.met[node]
+        for device, member in enumerate(self.members):
+            back = member.node == node or (member.identity.name == identity.name and member.node not in self.online)
+            if back and member.identity.tier == identity.tier:
+                self.members[device] = replace_node(member, node)
+                return
+        if self.members:
+            warnings.warn(f"node {node} came after the fleet was complete: it waits for the next run", stacklevel=2)
+
+    def node_of(self, device: int) -> int | None:
+        """The node that is a device now, if it is connected."""
+        node = self.members[device].node
+        return node if node in self.online and node in self.met else None
+
+    def connected(self) -> list[int]:
+        """The devices that can be asked to train."""
+        return [device for device in range(len(self.members)) if self.node_of(device) is not None]
+
+    def wait(self, number: int, seconds: float) -> None:
+        """Wait until so many nodes have said who they are, or so many devices of a known fleet are connected."""
+        end, here, since = time.monotonic() + seconds, 0, time.monotonic()
+        while True:
+            self.look()
+            found = len(self.connected()) if self.members else len(self.online & self.met.keys())
+            if found != here:
+                here, since = found, time.monotonic()
+            waiting = self.online - self.met.keys()
+            if found >= number and (not waiting or time.monotonic() - since > SETTLED):
+                return
+            if time.monotonic() > end:
+                raise UserError(
+                    f"{found} of {number} devices have connected after {seconds:g} s: start the others, "
+                    "raise fleet.wait or lower devices.number"
+                )
+            time.sleep(0.5)
+
+    def settle(self, tiers: Sequence[str]) -> None:
+        """Give every node that is here its device number: by tier, then by the place or the name that it claims."""
+        known = {node: who for node, who in self.met.items() if node in self.online}
+        for node in [node for node, who in known.items() if who.tier not in tiers]:
+            warnings.warn(
+                f"node {node} is of tier {known.pop(node).tier!r}, and is left out: the run has {', '.join(tiers)}",
+                stacklevel=2,
+            )
+        once = Counter(who.name for who in known.values())
+        for node in [node for node, who in known.items() if once[who.name] > 1]:
+            # Two of one name: when one came back it could not be known which it is.
+            known[node] = replace(known[node], name=f"{known[node].name}-{node}")
+        order = sorted(known, key=lambda n: (tiers.index(known[n].tier), known[n].place, known[n].name, n))
+        self.members = [Member(known[node], node) for node in order]
+
+    def fitted(self, config: Config) -> Config:
+        """The configuration with just as many devices of each tier as there are."""
+        counts = Counter(member.identity.tier for member in self.members)
+        if missing := [tier for tier in config.tiers if not counts[tier]]:
+            raise UserError(f"no node of tier {missing[0]!r} has connected: start one, or leave the tier out")
+        number = len(self.members)
+        active = min(config.devices.active, number)
+        shares = {tier: counts[tier] / number for tier in config.tiers}
+        return replace(config, devices=replace(config.devices, number=number, active=active), tiers=shares)
+
+    def save(self, folder: Path) -> None:
+        """Keep it with the run."""
+        members = [{**asdict(member.identity), "node": str(member.node)} for member in self.members]
+        write_json(folder / FLEET, {"run": self.run, "flower": str(TaskIdentity.run_id), "devices": members})
+
+
+def replace_node(member: Member, node: int) -> Member:
+    """The same device as another node."""
+    return member._replace(node=node)
+
+
+def saved(folder: Path, grid: Grid, config: Config) -> Roster:
+    """The fleet of a run that was begun."""
+    try:
+        found = salvage.json_object(folder / FLEET)
+        if found is None:
+            raise UserError(f"{folder} was not played by a fleet: go on with: fedhen resume {folder}")
+        members = [_member(entry) for entry in found["devices"]]
+        run = salvage.text(found["run"])
+    except (OSError, *salvage.WRONG) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{folder / FLEET} is damaged: {one_line(salvage.reason(error))}") from None
+    if len(members) != config.devices.number:
+        raise UserError(f"{folder / FLEET} has {len(members)} devices, the run {config.devices.number}")
+    return Roster(grid, toml.to_toml(config), members, run)
+
+
+def _member(entry: Mapping[str, Any]) -> Member:
+    who = Identity(
+        tier=salvage.text(entry["tier"]),
+        samples=salvage.whole(entry["samples"], 1),
+        name=salvage.text(entry["name"]),
+        place=salvage.whole(entry["place"], -1),
+    )
+    return Member(who, int(salvage.text(entry["node"])))
+
+
+def flower_run(folder: Path) -> str:
+    """Flower's number of the run that last played a folder; nothing where it cannot be told."""
+    try:
+        found = salvage.json_object(folder / FLEET) or {}
+        return str(int(salvage.text(found["flower"])))
+    except (OSError, *salvage.WRONG):
+        return ""
+
+
+def samples(members: Iterable[Member]) -> list[int]:
+    """How many examples each device has."""
+    return [member.identity.samples for member in members]

@@ -1,0 +1,111 @@
+"""The server of a real fleet: the simulator's experiment and run folder, with nodes as its devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from fedhen import assembly, environment, toml
+from fedhen.config import Config
+from fedhen.errors import UserError
+from fedhen.experiment import Experiment, Step
+from fedhen.fleet import roster as rosters
+from fedhen.fleet.app import App
+from fedhen.fleet.grid import POLL, GridDevices, activation
+from fedhen.fleet.roster import Roster
+from fedhen.playing import play_into
+from fedhen.ranks import Ranks
+from fedhen.records import CONFIG, ROUNDS, recorded_lines
+from fedhen.resuming import How
+from fedhen.rounds import sampling
+from fedhen.runtimes.plain import Fleet
+from fedhen.shelf import Shelf
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be played by a fleet."""
+
+    config: Config
+    folder: Path
+    resume: bool = False
+    poll: float = POLL
+
+
+def play(grid: Grid, app: App, job: Job) -> Generator[Step, None, None]:
+    """Play the rounds that are left with the nodes that are there; every round is saved."""
+    roster, config = opened(grid, job) if is_begun(job) else gathered(grid, job)
+    experiment = experiment_of(app, roster, replace(job, config=config))
+    yield from play_into(job.folder, experiment, How(resume=job.resume))
+
+
+def is_begun(job: Job) -> bool:
+    """Whether there is a run to go on with."""
+    begun = (job.folder / CONFIG).is_file()
+    if begun and not job.resume:
+        raise UserError(f"{job.folder} holds a run: go on with --resume {job.folder}, or choose another --out")
+    return begun
+
+
+def gathered(grid: Grid, job: Job) -> tuple[Roster, Config]:
+    """The fleet of a new run: the nodes that are connected once there are enough."""
+    config = each_round_saved(job.config)
+    roster = Roster(grid, toml.to_toml(config))
+    roster.wait(config.devices.number, config.fleet.wait)
+    roster.settle(tuple(config.tiers))
+    job.folder.mkdir(parents=True, exist_ok=True)
+    roster.save(job.folder)
+    return roster, roster.fitted(config)
+
+
+def opened(grid: Grid, job: Job) -> tuple[Roster, Config]:
+    """The fleet of a run that was begun; its devices may have other node ids by now, and some may come later."""
+    before = toml.read_toml(job.folder / CONFIG)
+    config = replace(before, rounds=max(before.rounds, job.config.rounds), fleet=job.config.fleet)
+    roster = rosters.saved(job.folder, grid, config)
+    roster.wait(config.devices.active, config.fleet.wait)
+    roster.save(job.folder)
+    return roster, config
+
+
+def each_round_saved(config: Config) -> Config:
+    """A round of a real fleet is too dear to be played again."""
+    return replace(config, checkpoint=replace(config.checkpoint, rounds=1))
+
+
+def experiment_of(app: App, roster: Roster, job: Job) -> Experiment:
+    """The experiment on the server: all that a simulated one has, but for the devices' data and memories."""
+    config, method = job.config, app.method_of(job.config)
+    if method.name != config.method:
+        config = replace(config, method=method.name)
+    data = app.on_server(config)
+    tier_of = assembly.tiers_of(config)
+    omega = assembly.shares(rosters.samples(roster.members), tier_of, method.pools(tuple(config.tiers)))
+    where = environment.accelerator("auto", config.runtime)
+    family = app.family_of(config, data)
+    fleet = assembly.fleet_of(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
+
+    def engine(fleet: Fleet, memory: Shelf, ranks: Ranks) -> GridDevices:
+        return GridDevices(fleet, roster, merged_before(job.folder), job.poll)
+
+    more = min(config.devices.number, config.devices.active + config.fleet.extra)
+    draw = sampling(replace(config.devices, active=more), config.seed)
+    return assembly.experiment_of(fleet, method, activate=activation(draw, roster, config.seed), engine=engine)
+
+
+def merged_before(folder: Path) -> Callable[[int], Mapping[int, int]]:
+    """Round -> for each device the last round before it whose update was merged, by the run's own records."""
+
+    def merged(number: int) -> Mapping[int, int]:
+        found: dict[int, int] = {}
+        for line in recorded_lines(folder / ROUNDS, number - 1):
+            record = json.loads(line)
+            out = {*record["dropped"], *record.get("failed", ()), *record.get("late", ())}
+            found |= {device: record["round"] for device in record["active"] if device not in out}
+        return found
+
+    return merged

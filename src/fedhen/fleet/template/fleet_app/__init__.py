@@ -1,0 +1,1 @@
+"""The fleet's app, as Flower ships it to server and nodes."""

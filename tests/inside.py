@@ -1,0 +1,100 @@
+"""A Flower Grid inside one process: real apps, real records, and every message as the bytes that would travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhen.fleet.app import App, recipe_app
+from fedhen.fleet.apps import client_app
+
+
+def travelled(message: Message) -> Message:
+    """The message as it arrives: taken apart into objects of bytes, and put together again."""
+    message.metadata.__dict__["_message_id"] = message.object_id
+    contents = {number: part.deflate() for number, part in get_all_nested_objects(message).items()}
+    arrived = cast(Message, inflate_object_from_contents(message.object_id, contents))
+    arrived.metadata.__dict__["_message_id"] = message.metadata.message_id
+    return arrived
+
+
+@dataclass
+class InsideNode:
+    """A node: what it was started with, and how it answers."""
+
+    config: dict[str, Any]
+    app: ClientApp
+    silent: Callable[[str], bool] = lambda group: False
+    """Round -> whether it has vanished."""
+
+
+@dataclass
+class InsideGrid(Grid):
+    """The nodes' ids are their places in the dictionary."""
+
+    nodes: dict[int, InsideNode]
+    sent: int = 0
+    """Bytes of weights that went down."""
+    replies: dict[str, Message] = field(default_factory=dict)
+    log: list[tuple[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Messages can only be made where Flower's own processes have said who they are.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        numbers = []
+        for message in messages:
+            arrived = travelled(message)
+            numbers.append(arrived.metadata.message_id)
+            node_id, group = arrived.metadata.dst_node_id, arrived.metadata.group_id
+            self.log.append((arrived.metadata.message_type, node_id))
+            node = self.nodes[node_id]
+            if not node.silent(group):
+                context = Context(1, node_id, dict(node.config), RecordDict(), {})
+                self.replies[numbers[-1]] = travelled(node.app(arrived, context))
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.replies.pop(number) for number in message_ids if number in self.replies]
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node) for node in self.nodes]
+
+    def set_run(self, run: Run) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+    def create_message(self, *arguments: Any, **more: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise NotImplementedError
+
+
+def grid(tiers: Sequence[str], state: Path, app: App | None = None) -> InsideGrid:
+    """A node of each of these tiers, the first one being device 0; the ids are in another order than the devices."""
+    client = client_app(app or recipe_app())
+    return InsideGrid(
+        {
+            1000 - 7 * device: InsideNode({"tier": tier, "device": device, "state": str(state / str(device))}, client)
+            for device, tier in enumerate(tiers)
+        }
+    )

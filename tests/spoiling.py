@@ -1,0 +1,151 @@
+"""Client apps of nodes that train as they should, and send something else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from safetensors.torch import load, save
+
+from fedhen.fleet.app import recipe_app
+from fedhen.fleet.apps import client_app
+from fedhen.params import Weights
+
+Spoil = Callable[[RecordDict], Any]
+
+
+def array_of(content: RecordDict) -> Array:
+    record = content["model"]
+    assert isinstance(record, ArrayRecord)
+    return record["weights"]
+
+
+def data_of(content: RecordDict) -> bytes:
+    return array_of(content).data
+
+
+def weights(content: RecordDict) -> Weights:
+    return load(data_of(content))
+
+
+def put(content: RecordDict, model: Weights | bytes) -> RecordDict:
+    data = model if isinstance(model, bytes) else save(model)
+    content["model"] = ArrayRecord({"weights": Array("uint8", (len(data),), "safetensors", data)})
+    return content
+
+
+def nan(content: RecordDict) -> RecordDict:
+    model = weights(content)
+    next(iter(model.values())).view(-1)[0] = math.nan
+    return put(content, model)
+
+
+def wrong_shape(content: RecordDict) -> RecordDict:
+    model = weights(content)
+    name = next(name for name, tensor in model.items() if tensor.dim() > 1)
+    return put(content, {**model, name: model[name].flatten()})
+
+
+def wrong_type(content: RecordDict) -> RecordDict:
+    model = weights(content)
+    name = next(iter(model))
+    return put(content, {**model, name: model[name].view(torch.int32)})
+
+
+def extra_name(content: RecordDict) -> RecordDict:
+    return put(content, {**weights(content), "top.weight": torch.zeros(1)})
+
+
+def missing_name(content: RecordDict) -> RecordDict:
+    model = weights(content)
+    del model[next(iter(model))]
+    return put(content, model)
+
+
+def enormous(content: RecordDict) -> RecordDict:
+    return put(content, {**weights(content), "one": torch.zeros(2**24)})
+
+
+def claims_to_be_enormous(content: RecordDict) -> RecordDict:
+    """A header that promises an exabyte."""
+    head = b'{"w":{"dtype":"F32","shape":[1099511627776,1048576],"data_offsets":[0,4611686018427387904]}}'
+    return put(content, len(head).to_bytes(8, "little") + head + b"\0" * len(data_of(content)))
+
+
+def garbage(content: RecordDict) -> RecordDict:
+    return put(content, bytes(range(256)) * (len(data_of(content)) // 256 + 1))
+
+
+def another_record(content: RecordDict) -> RecordDict:
+    return RecordDict({"model": MetricRecord({"a": 1.0}), "update": content["update"]})
+
+
+def two_arrays(content: RecordDict) -> RecordDict:
+    content["model"] = ArrayRecord({"weights": array_of(content), "more": Array("uint8", (1,), "x", b"1")})
+    return content
+
+
+def nothing(content: RecordDict) -> RecordDict:
+    return RecordDict()
+
+
+def new_record(content: RecordDict) -> RecordDict:
+    content["more"] = ConfigRecord({"a": 1})
+    return content
+
+
+def no_loss(content: RecordDict) -> RecordDict:
+    content["update"] = ConfigRecord({"format": 1, "loss": "low", "present": [0]})
+    return content
+
+
+def other_classes(content: RecordDict) -> RecordDict:
+    content["update"] = ConfigRecord({"format": 1, "loss": 0.5, "present": [10**9]})
+    return content
+
+
+def steering(content: RecordDict) -> RecordDict:
+    return RecordDict({"failure": ConfigRecord({"error": "\x1b[2J\n" * 1000})})
+
+
+def raised(content: RecordDict) -> Error:
+    return Error(code=2, reason="<class 'ValueError'>\n\x1b[2J")
+
+
+def spoiling(spoil: Spoil) -> ClientApp:
+    """The client app of a node that trains as it should, and sends something else."""
+    honest, app = client_app(recipe_app()), ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return honest(message, context)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(spoil(honest(message, context).content), reply_to=message)
+
+    return app
+
+
+BY_ROUND = [nan, wrong_shape, extra_name, enormous, garbage]
+
+
+def spoiling_by_round(name: str) -> ClientApp:
+    """Honest, but in runs of recipes of that name: there the complex node spoils every round in another way."""
+    honest, app = client_app(recipe_app()), ClientApp()
+    app.query()(lambda message, context: honest(message, context))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        reply, order = honest(message, context), message.content["order"]
+        assert isinstance(order, ConfigRecord)
+        if context.node_config["tier"] != "complex" or f'recipe = "{name}"' not in str(order["config"]):
+            return reply
+        spoil = BY_ROUND[(int(message.metadata.group_id) - 1) % len(BY_ROUND)]
+        return Message(spoil(reply.content), reply_to=message)
+
+    return app

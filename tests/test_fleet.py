@@ -1,0 +1,54 @@
+"""A fleet inside one process plays what the simulator plays, to the bit: same loop, same devices, same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedhen import toml
+from fedhen.algorithm.methods import METHODS
+from fedhen.assembly import assemble, tiers_of
+from fedhen.cli.options import LOCALS, for_method
+from fedhen.config import Config
+from fedhen.fleet.app import recipe_app
+from fedhen.fleet.server import Job, play
+from fedhen.playing import play_into
+from fedhen.recipes import recipe_named
+from inside import grid
+
+SMALL = [
+    *("data.limit=120", "devices.number=6", "devices.active=4", "training.epochs=2", "rounds=3"),
+    *("model.widths=[4, 4, 8, 8]", "evaluation.every=1", "checkpoint.rounds=1", "runtime.engine=plain"),
+]
+
+
+def config(method: str = "fedhen", local: str = "plain", *changes: str) -> Config:
+    settings = [*SMALL, f"local.name={local}", *changes]
+    return METHODS[method].restricted(toml.with_settings(for_method(recipe_named("digits"), method), settings))
+
+
+def simulated(chosen: Config, folder: Path) -> Path:
+    folder.mkdir()
+    for _ in play_into(folder, assemble(chosen, accelerator="cpu")):
+        pass
+    return folder
+
+
+def fleet(chosen: Config, folder: Path, state: Path) -> Path:
+    for _ in play(grid(tiers_of(chosen), state), recipe_app(), Job(chosen, folder, poll=0.0)):
+        pass
+    return folder
+
+
+@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_and_local_variant_is_the_simulators_to_the_bit(method: str, local: str, tmp_path: Path) -> None:
+    chosen = config(method, local)
+    there, here = simulated(chosen, tmp_path / "simulated"), fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
+    assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+    assert (here / "config.toml").read_text() == (there / "config.toml").read_text()
+    models = sorted(path.name for path in (there / "models").iterdir())
+    assert models == sorted(path.name for path in (here / "models").iterdir())
+    for name in models:
+        assert (here / "models" / name).read_bytes() == (there / "models" / name).read_bytes(), name

@@ -1,0 +1,294 @@
+"""Real SuperLinks and SuperNodes as processes: agreement with the simulator, TLS, keys, kills; and none is left.
+
+Two fleets are shared, each by the tests of a group, so that xdist does not start them twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fedhen import toml
+from fedhen.assembly import assemble
+from fedhen.config import Config
+from fedhen.fleet.folder import Folder, of_nodes, opened
+from fedhen.fleet.link import Link
+from fedhen.fleet.processes import MARK, Processes
+from fedhen.fleet.trial import SUPERLINK, Trial, free_port
+from fedhen.playing import play_into
+from fedhen.recipes import recipe_named
+from fedhen.records import read_run
+from test_fleet_faults import same_models, with_only
+
+TESTS = Path(__file__).parent
+NODES = {"simple": 1, "complex": 1}
+SMALL = [
+    *("data.limit=80", "training.epochs=1", "model.widths=[4, 4, 8, 8]", "evaluation.every=1"),
+    *("runtime.engine=plain", "checkpoint.rounds=1", "fleet.deadline=120"),
+]
+SPOILED_APP = """
+from fedhen.fleet.app import recipe_app
+from fedhen.fleet.apps import server_app
+from spoiling import spoiling_by_round
+
+client = spoiling_by_round("spoiled")
+server = server_app(recipe_app())
+"""
+
+
+def config(*changes: str) -> Config:
+    return toml.with_settings(of_nodes(recipe_named("digits"), NODES), [*SMALL, *changes])
+
+
+def simulated(chosen: Config, folder: Path) -> Path:
+    folder.mkdir()
+    for _ in play_into(folder, assemble(chosen, accelerator="cpu")):
+        pass
+    return folder
+
+
+def fedhen(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedhen", *arguments]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, env={**os.environ, **environment}, timeout=280, check=False
+    )
+
+
+def wait_for(happened: Callable[[], bool], seconds: float = 90.0) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def rounds_of(run: Path) -> int:
+    path = run / "timing.jsonl"
+    return len(path.read_bytes().splitlines()) if path.is_file() else 0
+
+
+def marked(mark: str) -> list[int]:
+    processes = Processes.__new__(Processes)
+    processes.mark = mark
+    return processes.left()
+
+
+def serverapp(trial: Trial) -> list[int]:
+    """The processes of the server's app."""
+    return [p for p in trial.processes.left() if b"flwr-serverapp" in Path(f"/proc/{p}/cmdline").read_bytes()]
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
+    os.environ["PYTHONPATH"] = str(TESTS)
+    fleet = Trial(tmp_path_factory.mktemp("plain") / "fleet", config(), NODES, database=True)
+    with fleet.running():
+        (fleet.path / "fleet_app" / "apps.py").write_text(SPOILED_APP)
+        yield fleet
+    assert fleet.processes.left() == []
+    del os.environ["PYTHONPATH"]
+
+
+@pytest.mark.xdist_group("plain fleet")
+class TestPlain:
+    """Two nodes without TLS."""
+
+    def play(self, trial: Trial, chosen: Config, run: Path, resume: bool = False) -> Path:
+        trial.config = chosen
+        for _ in trial.play(run, resume):
+            pass
+        return run
+
+    def test_the_fleet_is_the_simulator_to_the_bit(self, trial: Trial, tmp_path: Path) -> None:
+        chosen = config("rounds=3")
+        here, there = self.play(trial, chosen, tmp_path / "fleet"), simulated(chosen, tmp_path / "simulated")
+        assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+        assert same_models(here, there)
+
+    def test_answers_that_are_none(self, trial: Trial, tmp_path: Path) -> None:
+        """NaN, a wrong shape, a new name, an enormous tensor, garbage: a round each, and no trace of the node."""
+        chosen = config("rounds=5", "recipe=spoiled", "evaluation.devices=false")
+        here = self.play(trial, chosen, tmp_path / "fleet")
+        rounds = read_run(here).rounds
+        assert rounds[0]["dropped"] == [1] and [record.get("failed") for record in rounds[1:]] == [[1]] * 4
+        assert same_models(here, with_only(lambda _: [0], chosen, tmp_path / "simulated"))
+        told = (here / "errors.jsonl").read_text().splitlines()
+        for line, words in zip(told, ("has shape", "not one that was sent", "bytes instead", "cannot be"), strict=True):
+            assert words in line
+
+    def test_a_killed_serverapp_and_a_killed_superlink(self, trial: Trial, tmp_path: Path) -> None:
+        """SCAFFOLD: the run goes on after each, from another process and in the end to the same bytes."""
+        chosen, run = config("rounds=3", "local.name=scaffold"), tmp_path / "fleet"
+        trial.link.start(chosen, run)
+        wait_for(lambda: rounds_of(run) >= 1)
+        (pid,) = serverapp(trial)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not serverapp(trial))
+        trial.link.start(chosen, run, resume=True)
+        wait_for(lambda: rounds_of(run) >= 2)
+        trial.processes.kill(SUPERLINK)
+        trial.start_superlink()
+        done = fedhen("fleet", "run", str(trial.path), "--resume", str(run), "--quiet", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        there = simulated(chosen, tmp_path / "simulated")
+        assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+        assert same_models(run, there)
+
+
+class Shell:
+    """Runs the commands that `fedhen fleet init` prints, as they are printed."""
+
+    def __init__(self, cwd: Path, printed: str) -> None:
+        self.cwd, self.mark = cwd, f"shell-{os.getpid()}-{time.monotonic_ns()}"
+        self.lines = [line for line in printed.splitlines() if line.startswith(("FLWR_", "fedhen "))]
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": path, MARK: self.mark}
+
+    def line(self, word: str) -> str:
+        (found,) = (line for line in self.lines if word in line)
+        return found
+
+    def start(self, name: str, line: str) -> None:
+        with (self.cwd / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                ["sh", "-c", f"{line}"], cwd=self.cwd, env=self.environment, stdout=log, stderr=log
+            )
+
+    def run(self, line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-c", line],
+            cwd=self.cwd,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+
+    def log(self, name: str) -> str:
+        return (self.cwd / f"{name}.log").read_text()
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+        end = time.monotonic() + 10
+        while (left := marked(self.mark)) and time.monotonic() < end:
+            time.sleep(0.2)
+        while left:
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            left = marked(self.mark)
+        for process in self.running.values():
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A fleet with TLS and keys, by the printed commands alone."""
+    cwd = tmp_path_factory.mktemp("secure")
+    made = fedhen("fleet", "init", "demo", "--address", f"127.0.0.1:{free_port()}", cwd=cwd)
+    assert made.returncode == 0, made.stderr
+    ports = iter((free_port(), free_port()))
+    printed = re.sub(r"--port 91\d\d", lambda _: f"--port {next(ports)}", made.stdout)
+    fleet = Shell(cwd, printed)
+    try:
+        fleet.start("superlink", fleet.line("flower-superlink"))
+        Link(Folder(cwd / "demo", opened(cwd / "demo").address), Processes(cwd / "logs")).wait(60)
+        for line in fleet.lines:
+            if " register " in line:
+                done = fleet.run(line)
+                assert done.returncode == 0, done.stdout + done.stderr
+        for tier in NODES:
+            fleet.start(f"{tier}-1", fleet.line(f'tier="{tier}"'))
+        yield fleet
+    finally:
+        fleet.stop()
+    assert marked(fleet.mark) == []
+
+
+@pytest.mark.xdist_group("secure fleet")
+class TestSecure:
+    """Two nodes with TLS and keys."""
+
+    def test_strangers_are_refused(self, shell: Shell) -> None:
+        """A node whose key the server does not know, and one without TLS, whatever key it has or has not."""
+        from fedhen.fleet.certificates import write_node_key
+
+        write_node_key(shell.cwd / "stranger")
+        honest = shell.line('tier="simple"')
+        port = free_port()
+        unknown = re.sub(r"--port \d+", f"--port {port}", honest.replace("demo/keys/simple-1", "stranger"))
+        bare = re.sub(r"--port \d+", f"--port {free_port()}", honest.partition("--root-certificates")[0]) + "--insecure"
+        for name, line in (("unknown", unknown), ("bare", bare)):
+            shell.start(name, line.replace("demo/nodes/simple-1 ", f"{name}-home ") + " --max-retries 2")
+        for name in ("unknown", "bare"):
+            assert shell.running[name].wait(60) != 0
+        assert "SuperNode ID" not in shell.log("unknown") + shell.log("bare")
+        listed = shell.run("FLWR_HOME=demo/flower flwr supernode list fleet --format json").stdout
+        assert listed.count('"node-id"') == 2, listed
+
+    def test_a_node_killed_in_mid_round_comes_back(self, shell: Shell) -> None:
+        """Its rounds go on without it; restarted from a loop, as a service would be, it is the same device again."""
+        small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline=40"
+        shell.start("run", f"{shell.line('fedhen fleet run')} --rounds 3 --out run --quiet {small}")
+        run = shell.cwd / "run"
+        wait_for(lambda: rounds_of(run) >= 1)
+        lines = shell.log("complex-1").count("Receiving: train")
+        wait_for(lambda: shell.log("complex-1").count("Receiving: train") > lines)
+        before = re.findall(r"SuperNode ID: (\d+)", shell.log("complex-1"))
+        # The shell, the node and its client.
+        for pid in marked(shell.mark):
+            if b"complex-1" in Path(f"/proc/{pid}/environ").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        node = shell.line('tier="complex"')
+        shell.start("complex-1", f"until false; do {node}; sleep 1; done")
+        assert shell.running["run"].wait(240) == 0, shell.log("run")
+        assert [record.get("late") for record in read_run(run).rounds] == [None, [1], None]
+        assert {*re.findall(r"SuperNode ID: (\d+)", shell.log("complex-1"))} == {*before}
+
+
+def test_fleet_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Interrupted with Ctrl-C in mid-run: every process is gone, and the exit code is a shell's for it."""
+    mark = f"up-{os.getpid()}-{time.monotonic_ns()}"
+    small = [word for change in SMALL for word in ("--set", change)]
+    command = [sys.executable, "-m", "fedhen", "fleet", "up", "--simple", "1", "--complex", "1", *small, "--out", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "FEDHEN_TEST": mark}) as up:
+        try:
+            wait_for(lambda: (tmp_path / "run" / "fleet.json").is_file())
+            assert len(with_variable(mark)) > 4
+            up.send_signal(signal.SIGINT)
+            assert up.wait(30) == 130
+        finally:
+            up.kill()
+    assert with_variable(mark) == []
+
+
+def with_variable(mark: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"FEDHEN_TEST={mark}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_fleet_that_is_not_there(tmp_path: Path) -> None:
+    done = fedhen("fleet", "run", ".", cwd=tmp_path)
+    assert done.returncode == 2 and "fedhen fleet init" in done.stderr
+    made = fedhen("fleet", "init", "demo", "--address", f"127.0.0.1:{free_port()}", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    done = fedhen("fleet", "run", "demo", cwd=tmp_path)
+    assert done.returncode == 2 and "no SuperLink answers" in done.stderr
+    assert fedhen("fleet", "init", "demo", cwd=tmp_path).returncode == 2
