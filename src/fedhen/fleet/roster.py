@@ -55,15 +55,12 @@ class Roster:
     def __post_init__(self) -> None:
         self.mail: Mail[int] = Mail(self.grid)
         self.asked: dict[int, float] = {}
-        self.refused: set[int] = set()
 
     def look(self) -> None:
         """See who is connected, ask newcomers who they are, and hear those that were asked; without waiting."""
         self.online = frozenset(self.grid.get_node_ids())
         now = time.monotonic()
-        new = [
-            n for n in self.online - self.met.keys() - self.refused if now - self.asked.get(n, -PATIENCE) >= PATIENCE
-        ]
+        new = [n for n in self.online - self.met.keys() if now - self.asked.get(n, -PATIENCE) >= PATIENCE]
         self.asked |= dict.fromkeys(new, now)
         question = wire.pack_question(self.question)
         self.mail.send([(node, Message(question, node, MessageType.QUERY, ttl=PATIENCE)) for node in new])
