@@ -23,8 +23,9 @@ from fedhen.recipes import recipe_named
 from inside import grid
 
 SMALL = [
-    *("data.limit=120", "devices.number=6", "devices.active=4", "training.epochs=2", "rounds=3"),
-    *("model.widths=[4, 4, 8, 8]", "evaluation.every=1", "checkpoint.rounds=1", "runtime.engine=plain"),
+    *("data.limit=60", "devices.number=6", "devices.active=4", "training.epochs=1", "rounds=3"),
+    *("training.batch_size=5", "model.widths=[4, 4, 8, 8]", "evaluation.every=3", "checkpoint.rounds=1"),
+    "runtime.engine=plain",
 ]
 
 

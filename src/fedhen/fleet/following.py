@@ -29,7 +29,11 @@ def follow(link: Link, number: str, folder: Path) -> Iterator[tuple[dict[str, An
             return
         if time.monotonic() - asked >= ASK:
             asked, status = time.monotonic(), link.status(number)
-            if status.startswith("finished") and not (folder / SUMMARY).is_file():
+            if status == "finished:completed":
+                # All is written by then, here or where the server is.
+                yield from list(zip(lines(folder / ROUNDS), lines(folder / TIMING), strict=False))[seen:]
+                return
+            if status.startswith("finished"):
                 raise UserError(ended(status, folder, link, link.why(number)))
         time.sleep(LOOK)
 
