@@ -88,6 +88,16 @@ def test_every_record_key_is_in_the_table_and_no_other(tmp_path: Path) -> None:
     assert written == documented
 
 
+def test_the_tutorial_has_the_commands_that_fleet_init_prints() -> None:
+    """test_fleet_processes.py runs them as they are printed."""
+    from fedhen.fleet.folder import Folder
+    from fedhen.fleet.founding import instructions
+
+    printed = instructions(Folder(Path("my-fleet"), "127.0.0.1:8000"), {"simple": 1, "complex": 1})
+    told = section((ROOT / "docs" / "fleet.md").read_text(), "instructions")
+    assert told.splitlines()[1:-1] == printed.splitlines()[2:]
+
+
 def commands() -> list[str]:
     (actions,) = (a for a in parser()._actions if a.dest == "command")
     assert actions.choices is not None

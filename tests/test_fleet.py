@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 
 from fedhen import toml
 from fedhen.algorithm.methods import METHODS
@@ -12,14 +15,17 @@ from fedhen.assembly import assemble, tiers_of
 from fedhen.cli.options import LOCALS, for_method
 from fedhen.config import Config
 from fedhen.fleet.app import recipe_app
+from fedhen.fleet.folder import Folder
+from fedhen.fleet.founding import found
 from fedhen.fleet.server import Job, play
 from fedhen.playing import play_into
 from fedhen.recipes import recipe_named
 from inside import grid
 
 SMALL = [
-    *("data.limit=120", "devices.number=6", "devices.active=4", "training.epochs=2", "rounds=3"),
-    *("model.widths=[4, 4, 8, 8]", "evaluation.every=1", "checkpoint.rounds=1", "runtime.engine=plain"),
+    *("data.limit=60", "devices.number=6", "devices.active=4", "training.epochs=1", "rounds=3"),
+    *("training.batch_size=5", "model.widths=[4, 4, 8, 8]", "evaluation.every=3", "checkpoint.rounds=1"),
+    "runtime.engine=plain",
 ]
 
 
@@ -39,6 +45,19 @@ def fleet(chosen: Config, folder: Path, state: Path) -> Path:
     for _ in play(grid(tiers_of(chosen), state), recipe_app(), Job(chosen, folder, poll=0.0)):
         pass
     return folder
+
+
+def test_what_flower_ships_holds_no_secret(tmp_path: Path) -> None:
+    """The app's own files alone: no key, no certificate, no data, no earlier run."""
+    folder = Folder(tmp_path / "fleet", "127.0.0.1:8000")
+    found(folder, recipe_named("digits"), {"simple": 1, "complex": 1})
+    (folder.path / "runs").mkdir()
+    (folder.path / "runs" / "summary.json").write_text("{}")
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder.path))) as bundle:
+        names = {name for name in bundle.namelist() if not name.startswith(".info")}
+    assert names == {"pyproject.toml", *(f"fleet_app/{name}.py" for name in ("__init__", "apps", "data"))}
+    for secret in ("keys/simple-1", "keys/complex-1", "certificates/server.key"):
+        assert (folder.path / secret).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("local", LOCALS)

@@ -79,8 +79,12 @@ def fleet_of(
     tier_of: Sequence[str],
     omega: Sequence[float],
     first: int = 0,
+    checked: bool = False,
 ) -> Fleet:
-    """What devices of these tiers have, hold and minimise; the data lies where they train."""
+    """What devices of these tiers have, hold and minimise; the data lies where they train.
+
+    A family that was checked elsewhere, as by the server of a fleet, need not be checked again.
+    """
     tiers = tuple(config.tiers)
     if tiers != tuple(tier for tier in family.tiers if tier in tiers):
         raise UserError(f"tiers names {', '.join(tiers)}, but the family has, in this order, {', '.join(family.tiers)}")
@@ -92,7 +96,8 @@ def fleet_of(
             f"data.augmentation={config.data.augmentation} needs images, found inputs of shape {data.shape}"
         )
     batch = data.inputs(data.x[:2]), data.y[:2]
-    family.check(batch[0].cpu(), data.classes)
+    if not checked:
+        family.check(batch[0].cpu(), data.classes)
     for name in config.objective.weights:
         if name not in family.tiers:
             raise unknown("exit in objective.weights", name, family.tiers)

@@ -25,7 +25,7 @@ from fedhen.config import Config
 from fedhen.errors import Stopped, UserError
 from fedhen.folders import claim, claim_fresh
 from fedhen.progress import display
-from fedhen.records import CONFIG
+from fedhen.records import CONFIG, SUMMARY
 from fedhen.toml import read_toml
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def add_commands(commands: Any) -> None:
     up.add_argument("--method", metavar="M", help=f"{METHODS_HELP} (default: the recipe's, fedhen)")
     add_method_options(up)
     add_nodes(up, one=2)
-    add_rounds(up)
+    up.add_argument("--rounds", type=int, metavar="N", default=3, help="communication rounds (default: %(default)s)")
     up.add_argument("--active", type=int, metavar="N", help="nodes that train in a round (default: all)")
     up.add_argument("--secure", action="store_true", help="with TLS and a key for every node")
     up.add_argument("--out", type=Path, metavar="RUN", help="where to write (default: a fresh folder under runs/)")
@@ -149,7 +149,7 @@ def run_command(options: argparse.Namespace) -> int:
                     shown.show(config.method, record, timing)
         except Stopped as told:
             raise Stopped(told.signal, stopped(link, number, run, options.folder)) from None
-    print(result(run))
+    print(result(run) if (run / SUMMARY).is_file() else f"the run has finished on the server, in {run}")
     return 0
 
 

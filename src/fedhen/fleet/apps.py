@@ -48,7 +48,8 @@ def server_app(app: App) -> ServerApp:
         settings = {key: context.run_config.get(key) for key in (CONFIG, RUN, RESUME)}
         if not settings[CONFIG] or not settings[RUN]:
             raise UserError("this app is started by `fedhen fleet run`")
-        job = Job(toml.parsed(str(settings[CONFIG])), Path(str(settings[RUN])), bool(settings[RESUME]))
+        config, run = toml.parsed(str(settings[CONFIG])), Path(str(settings[RUN]))
+        job = Job(config, run, bool(settings[RESUME]), context.run_id)
         try:
             for step in play(grid, app, job):
                 print(f"fedhen: round {step.record['round']} of {job.config.rounds} is done", flush=True)

@@ -29,15 +29,20 @@ def follow(link: Link, number: str, folder: Path) -> Iterator[tuple[dict[str, An
             return
         if time.monotonic() - asked >= ASK:
             asked, status = time.monotonic(), link.status(number)
-            if status.startswith("finished") and not (folder / SUMMARY).is_file():
-                raise UserError(ended(status, folder, len(lines(folder / TIMING)), link.why(number)))
+            if status == "finished:completed":
+                # All is written by then, here or where the server is.
+                yield from list(zip(lines(folder / ROUNDS), lines(folder / TIMING), strict=False))[seen:]
+                return
+            if status.startswith("finished"):
+                raise UserError(ended(status, folder, link, link.why(number)))
         time.sleep(LOOK)
 
 
-def ended(status: str, folder: Path, rounds: int, why: str) -> str:
+def ended(status: str, folder: Path, link: Link, why: str) -> str:
     """Why a run ended before its time, and how to go on."""
-    go_on = f"; {rounds} rounds are saved, go on with: fedhen fleet run --resume {folder}" if rounds else ""
-    return f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}{go_on}"
+    rounds = len(lines(folder / TIMING))
+    go_on = f"; {rounds} rounds are saved, go on with: fedhen fleet run {link.folder.path} --resume {folder}"
+    return f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}{go_on * bool(rounds)}"
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -69,8 +69,8 @@ def instructions(folder: Folder, nodes: Mapping[str, int]) -> str:
 
 def _node(folder: Folder, name: str, place: int) -> list[str]:
     data, state = folder.path / DATA / f"{name}.npz", folder.path / NODES / name / "state"
-    node: dict[str, str | int] = {"tier": name.rpartition("-")[0], "data": str(data.resolve())}
-    return folder.supernode(name, FIRST_PORT + place, {**node, "state": str(state.resolve())})
+    node: dict[str, str | int] = {"tier": name.rpartition("-")[0], "data": str(data), "state": str(state)}
+    return folder.supernode(name, FIRST_PORT + place, node)
 
 
 def _line(command: Sequence[str], home: object) -> str:

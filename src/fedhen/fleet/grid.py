@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
@@ -35,7 +35,6 @@ class GridDevices:
     merged: Callable[[int], Mapping[int, int]]
     """Round -> for each device the last round before it of which the server has merged its update."""
     poll: float = POLL
-    texts: dict[str, str] = field(default_factory=dict)
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15: ask the active devices, until enough have answered or the time is up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
+import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -41,13 +42,15 @@ class Mail(Generic[K]):
         for number in list(self.waiting):
             try:
                 messages = list(self.grid.pull_messages([number]))
-            except (ValueError, TypeError, KeyError, AttributeError, IndexError, MemoryError, RecursionError) as error:
-                yield self.waiting.pop(number), f"its message cannot be unpacked: {type(error).__name__}"
-                continue
-            for message in messages:
                 # An expired message is answered by the SuperLink, not by the node: only this tells whose it was.
-                if message.metadata.reply_to_message_id == number and number in self.waiting:
-                    yield self.waiting.pop(number), content_of(message)
+                found = [content_of(m) for m in messages if m.metadata.reply_to_message_id == number]
+            except (OSError, httpx.HTTPError):
+                # No node's doing: the SuperLink cannot be reached.
+                raise
+            except Exception as error:
+                found = [f"its message cannot be unpacked: {type(error).__name__}"]
+            if found:
+                yield self.waiting.pop(number), found[0]
 
     def forget(self) -> list[K]:
         """Wait no longer; the keys of those that have not come back."""

@@ -86,6 +86,7 @@ class Node:
             tier_of=[order.tier],
             omega=[order.omega],
             first=order.device,
+            checked=True,
         )
 
     def held(self, fleet: Fleet) -> dict[str, Tensor]:

@@ -8,9 +8,10 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedhen.errors import UserError
@@ -84,7 +85,14 @@ class Processes:
         return found
 
     def stop(self) -> None:
-        """End all of them: those started last first, gently; whatever is left after a while, for good."""
+        """End all of them: those started last first, gently; whatever is left after a while, for good.
+
+        A second Ctrl-C does not help: it would only leave some of them behind.
+        """
+        with _undisturbed():
+            self._stop()
+
+    def _stop(self) -> None:
         for process in reversed(self.running.values()):
             with suppress(OSError):
                 process.terminate()
@@ -125,6 +133,20 @@ def descendants(pid: int) -> list[int]:
         new = [child for parent in new for child in parents.get(parent, [])]
         found += new
     return found
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Inside, signals are not heard, where this thread could hear them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _signal(pids: Sequence[int], number: int) -> None:

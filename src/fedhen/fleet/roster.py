@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedhen import salvage, toml
 from fedhen.config import Config
@@ -55,15 +54,12 @@ class Roster:
     def __post_init__(self) -> None:
         self.mail: Mail[int] = Mail(self.grid)
         self.asked: dict[int, float] = {}
-        self.refused: set[int] = set()
 
     def look(self) -> None:
         """See who is connected, ask newcomers who they are, and hear those that were asked; without waiting."""
         self.online = frozenset(self.grid.get_node_ids())
         now = time.monotonic()
-        new = [
-            n for n in self.online - self.met.keys() - self.refused if now - self.asked.get(n, -PATIENCE) >= PATIENCE
-        ]
+        new = [n for n in self.online - self.met.keys() if now - self.asked.get(n, -PATIENCE) >= PATIENCE]
         self.asked |= dict.fromkeys(new, now)
         question = wire.pack_question(self.question)
         self.mail.send([(node, Message(question, node, MessageType.QUERY, ttl=PATIENCE)) for node in new])
@@ -140,10 +136,10 @@ class Roster:
         shares = {tier: counts[tier] / number for tier in config.tiers}
         return replace(config, devices=replace(config.devices, number=number, active=active), tiers=shares)
 
-    def save(self, folder: Path) -> None:
-        """Keep it with the run."""
+    def save(self, folder: Path, flower: int) -> None:
+        """Keep it with the run, and Flower's own number of it."""
         members = [{**asdict(member.identity), "node": str(member.node)} for member in self.members]
-        write_json(folder / FLEET, {"run": self.run, "flower": str(TaskIdentity.run_id), "devices": members})
+        write_json(folder / FLEET, {"run": self.run, "flower": str(flower), "devices": members})
 
 
 def replace_node(member: Member, node: int) -> Member:

@@ -33,6 +33,8 @@ class Job:
     config: Config
     folder: Path
     resume: bool = False
+    flower: int = 0
+    """Flower's own number of it."""
     poll: float = POLL
 
 
@@ -58,7 +60,7 @@ def gathered(grid: Grid, job: Job) -> tuple[Roster, Config]:
     roster.wait(config.devices.number, config.fleet.wait)
     roster.settle(tuple(config.tiers))
     job.folder.mkdir(parents=True, exist_ok=True)
-    roster.save(job.folder)
+    roster.save(job.folder, job.flower)
     return roster, roster.fitted(config)
 
 
@@ -68,7 +70,7 @@ def opened(grid: Grid, job: Job) -> tuple[Roster, Config]:
     config = replace(before, rounds=max(before.rounds, job.config.rounds), fleet=job.config.fleet)
     roster = rosters.saved(job.folder, grid, config)
     roster.wait(config.devices.active, config.fleet.wait)
-    roster.save(job.folder)
+    roster.save(job.folder, job.flower)
     return roster, config
 
 
