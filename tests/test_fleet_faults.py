@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 
 from fedhen import checkpoints
 from fedhen.assembly import assemble, tiers_of
+from fedhen.cli.options import LOCALS
 from fedhen.config import Config
 from fedhen.errors import UserError
 from fedhen.fleet import wire
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
+from fedhen.fleet.memories import MemoryFiles
 from fedhen.fleet.server import Job, play
 from fedhen.fleet.wire import Malformed
 from fedhen.playing import play_into
@@ -111,6 +114,62 @@ def test_nan_is_dropped(tmp_path: Path) -> None:
     here = played(inside, chosen, tmp_path / "fleet")
     assert read_run(here).rounds[0]["dropped"] == [4]
     assert same_models(here, with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated"))
+
+
+@pytest.mark.parametrize("local", LOCALS)
+def test_devices_that_diverge_are_dropped_as_in_a_simulation(local: str, tmp_path: Path) -> None:
+    chosen = config("fedhen", local, "rounds=2", "training.lr=1e30", "training.clip=1e30")
+    here, there = fleet(chosen, tmp_path / "fleet", tmp_path / "nodes"), simulated(chosen, tmp_path / "simulated")
+    assert read_run(here).rounds[0]["dropped"]
+    assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+
+
+def test_an_answer_that_is_dropped_does_not_end_the_round(tmp_path: Path) -> None:
+    """Device 0 answers first, with NaN; one answer is enough, and it must be one that counts."""
+
+    class First(InsideGrid):
+        looks: ClassVar[Counter[str]] = Counter()
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            numbers = list(message_ids)
+            self.looks.update(numbers)
+            mine = {number for number in numbers if self.replies[number].metadata.src_node_id == 1000}
+            return super().pull_messages([n for n in numbers if n in mine or self.looks[n] > 2])
+
+    chosen = config("fedhen", "plain", "rounds=1", "devices.active=6", "fleet.enough=1")
+    inside = First(grid(tiers_of(chosen), tmp_path / "nodes").nodes)
+    inside.nodes[1000].app = spoiling(nan)
+    (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
+    assert record["dropped"] == [0] and record["loss"] is not None and "late" not in record
+
+
+def test_an_order_that_was_long_under_way_costs_no_later_memory(tmp_path: Path) -> None:
+    """Round 2's is carried out after round 3's."""
+    files, memory = MemoryFiles(tmp_path, "run"), {"w": torch.ones(2)}
+    for number, before in ((1, 0), (3, 1), (2, 1)):
+        files.write(number, {"w": memory["w"] * number}, before)
+    assert torch.equal(files.read(3, memory)["w"], torch.tensor([3.0, 3.0]))
+
+
+def test_one_node_is_one_device(tmp_path: Path) -> None:
+    """A device that claims the name of another, which is gone when the server comes back, stays what it was."""
+    chosen = config("fedhen", "plain", "devices.active=6", "rounds=2", "fleet.deadline=0.2", "fleet.wait=0.2")
+    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    for device in range(6):
+        inside.nodes[1000 - 7 * device].config["name"] = f"device {device}"
+    here = played(inside, replace(chosen, rounds=1), tmp_path / "fleet")
+    del inside.nodes[1000]
+    inside.nodes[993].config["name"] = "device 0"
+    with pytest.raises(UserError, match="5 of 6 devices"):
+        played(inside, chosen, here, resume=True)
+
+
+def test_a_node_of_another_tier_is_not_waited_with(tmp_path: Path) -> None:
+    chosen = config("fedhen", "plain", "fleet.wait=0.2")
+    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside.nodes[1000].config["tier"] = "Simple"
+    with pytest.raises(UserError, match=r"5 of 6 devices have connected .*others are of tier Simple"):
+        played(inside, chosen, tmp_path / "fleet")
 
 
 def test_a_fleet_of_which_a_third_vanishes_each_round_finishes(tmp_path: Path) -> None:

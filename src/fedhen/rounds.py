@@ -139,8 +139,9 @@ def sampling(devices: DevicesConfig, seed: int) -> Activate:
         """Power of choice (Cho et al. 2020) by the losses that devices reported when they last trained."""
         many = min(devices.number, max(devices.active, devices.candidates or 2 * devices.active))
         candidates = seeds.stream(seed, "active devices", number).choice(devices.number, many, replace=False)
-        # A device that has never trained comes first; ties go to the one drawn first.
-        ranked = sorted(candidates, key=lambda device: -losses.get(int(device), math.inf))
+        # A device that has never trained comes first, one whose loss is no number last; ties go to the one drawn first.
+        known = {device: -math.inf if math.isnan(loss) else loss for device, loss in losses.items()}
+        ranked = sorted(candidates, key=lambda device: -known.get(int(device), math.inf))
         return sorted(int(device) for device in ranked[: devices.active])
 
     return {"uniform": uniform, "bernoulli": bernoulli, "loss": by_loss}[devices.sampling]

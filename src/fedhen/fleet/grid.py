@@ -50,7 +50,8 @@ class GridDevices:
         while mail.waiting and needed > 0:
             for device, content in mail.collect():
                 reply = self.reply(device, content, sent)
-                needed -= isinstance(reply, Update)
+                # One that will be dropped must not end the round for the others.
+                needed -= isinstance(reply, Update) and finite(reply.weights)
                 yield reply
                 del reply, content
             if not mail.waiting or needed <= 0 or time.monotonic() > end or not self.someone(mail):

@@ -70,7 +70,8 @@ class MemoryFiles:
             raise UserError(f"the device cannot keep its memory in {self.place}: {error.strerror}") from None
         kept = {self.path(number), self.path(before)}
         for path in self.place.glob("round-*.safetensors"):
-            if path not in kept:
+            # An order that was long under way must not cost what a later one left; names sort as rounds do.
+            if path not in kept and path.name < self.path(number).name:
                 path.unlink(missing_ok=True)
         others = sorted(self.place.parent.iterdir(), key=lambda run: run.stat().st_mtime, reverse=True)
         for run in [run for run in others if run != self.place][RUNS_KEPT - 1 :]:

@@ -76,10 +76,12 @@ class Roster:
     def admit(self, node: int) -> None:
         """A node that comes back takes its old place: known by its id, else by its name if that node is gone."""
         identity = self.met[node]
+        if any(member.node == node for member in self.members):
+            return
         for device, member in enumerate(self.members):
-            back = member.node == node or (member.identity.name == identity.name and member.node not in self.online)
-            if back and member.identity.tier == identity.tier:
-                self.members[device] = replace_node(member, node)
+            same = (member.identity.name, member.identity.tier) == (identity.name, identity.tier)
+            if same and member.node not in self.online:
+                self.members[device] = member._replace(node=node)
                 return
         if self.members:
             warnings.warn(f"node {node} came after the fleet was complete: it waits for the next run", stacklevel=2)
@@ -93,20 +95,23 @@ class Roster:
         """The devices that can be asked to train."""
         return [device for device in range(len(self.members)) if self.node_of(device) is not None]
 
-    def wait(self, number: int, seconds: float) -> None:
-        """Wait until so many nodes have said who they are, or so many devices of a known fleet are connected."""
+    def wait(self, number: int, seconds: float, tiers: Sequence[str] = ()) -> None:
+        """Wait until so many nodes of these tiers have said who they are, or so many devices of a known fleet have."""
         end, here, since = time.monotonic() + seconds, 0, time.monotonic()
         while True:
             self.look()
-            found = len(self.connected()) if self.members else len(self.online & self.met.keys())
+            known = [self.met[node].tier for node in self.online & self.met.keys()]
+            strange = sorted({tier for tier in known if tiers and tier not in tiers})
+            found = len(self.connected()) if self.members else sum(tier not in strange for tier in known)
             if found != here:
                 here, since = found, time.monotonic()
             waiting = self.online - self.met.keys()
             if found >= number and (not waiting or time.monotonic() - since > SETTLED):
                 return
             if time.monotonic() > end:
+                others = f" (others are of tier {', '.join(strange)}, which the run does not have)" if strange else ""
                 raise UserError(
-                    f"{found} of {number} devices have connected after {seconds:g} s: start the others, "
+                    f"{found} of {number} devices have connected after {seconds:g} s{others}: start the others, "
                     "raise fleet.wait or lower devices.number"
                 )
             time.sleep(0.5)
@@ -140,11 +145,6 @@ class Roster:
         """Keep it with the run, and Flower's own number of it."""
         members = [{**asdict(member.identity), "node": str(member.node)} for member in self.members]
         write_json(folder / FLEET, {"run": self.run, "flower": str(flower), "devices": members})
-
-
-def replace_node(member: Member, node: int) -> Member:
-    """The same device as another node."""
-    return member._replace(node=node)
 
 
 def saved(folder: Path, grid: Grid, config: Config) -> Roster:

@@ -57,7 +57,7 @@ def gathered(grid: Grid, job: Job) -> tuple[Roster, Config]:
     """The fleet of a new run: the nodes that are connected once there are enough."""
     config = each_round_saved(job.config)
     roster = Roster(grid, toml.to_toml(config))
-    roster.wait(config.devices.number, config.fleet.wait)
+    roster.wait(config.devices.number, config.fleet.wait, tuple(config.tiers))
     roster.settle(tuple(config.tiers))
     job.folder.mkdir(parents=True, exist_ok=True)
     roster.save(job.folder, job.flower)

@@ -21,7 +21,7 @@ from fedhen import salvage
 from fedhen.checkpoints import KINDS
 from fedhen.errors import one_line
 from fedhen.faults import LONGEST
-from fedhen.params import Weights, size
+from fedhen.params import Weights, finite, size
 
 FORMAT = 1
 WEIGHTS, SAFETENSORS = "weights", "safetensors"
@@ -151,21 +151,21 @@ def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mappin
         said = content["failure"]
         error = said.get("error") if isinstance(said, ConfigRecord) else None
         raise Malformed(one_line(str(error))[:LONGEST] or "it could not train")
-    expected = {"update", "model"} | ({"change"} if change else set())
-    if odd := sorted(expected ^ content.keys()):
-        raise Malformed(f"record {one_line(odd[0])[:LONGEST_NAME]!r} is {'missing' if odd[0] in expected else 'new'}")
+    needed, known = {"update", "model"}, {"update", "model", *(["change"] if change else [])}
+    if odd := sorted((needed - content.keys()) | (content.keys() - known)):
+        raise Malformed(f"record {one_line(odd[0])[:LONGEST_NAME]!r} is {'missing' if odd[0] in needed else 'new'}")
     update = _table(content, "update")
     loss, present = update.get("loss"), update.get("present")
     if not isinstance(loss, float) or not isinstance(present, list):
         raise Malformed("its loss or its classes are missing")
     if not all(type(label) is int and 0 <= label < classes for label in present):
         raise Malformed("it holds classes that there are not")
-    return Answer(
-        unpack(content["model"], model),
-        unpack(content["change"], change) if change else {},
-        loss if math.isfinite(loss) else math.nan,
-        tuple(sorted({*present})),
-    )
+    weights = unpack(content["model"], model)
+    if not finite(weights):
+        # The server will drop it: what it remembers does not change, and it says nothing of that.
+        change = {}
+    remembered = unpack(content.get("change"), change) if change else {}
+    return Answer(weights, remembered, loss if math.isfinite(loss) else math.nan, tuple(sorted({*present})))
 
 
 def pack(weights: Mapping[str, Tensor]) -> ArrayRecord:
