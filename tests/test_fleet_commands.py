@@ -24,6 +24,7 @@ from fedhen.fleet.link import Link
 from fedhen.fleet.processes import GRACE, Processes, marked
 from fedhen.fleet.trial import free_port
 from fedhen.recipes import recipe_named
+from fedhen.records import Recorder
 
 STARTING = """
 import sys, time
@@ -157,6 +158,25 @@ def test_rounds_can_be_added_but_none_taken_away(tmp_path: Path, capsys: pytest.
     (run / "config.toml").write_text(toml.to_toml(recipe_named("digits")))
     assert main(["fleet", "run", str(fleet.path), "--resume", str(run), "--rounds", "3"]) == 2
     assert "is planned for 40 rounds: some can be added, none taken away" in capsys.readouterr().err
+
+
+def test_rounds_added_to_a_finished_run_are_followed(tmp_path: Path) -> None:
+    """Until the server begins, the folder holds the old summary: it is not the end of the new rounds."""
+    fleet, run = Folder(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
+    run.mkdir()
+
+    def record(last: int) -> None:
+        with Recorder(run, toml.to_toml(recipe_named("digits")), {}, after=last - 1) as recorder:
+            recorder.round({"round": last})
+            recorder.timing(last, {"total": 1.0})
+            recorder.finish({"rounds": last})
+
+    record(1)
+    server = threading.Timer(2.0, record, [2])
+    server.start()
+    rounds = following.follow(Link(fleet, Processes(tmp_path / "logs")), "1", run, planned=2)
+    assert [record["round"] for record, _ in rounds] == [2]
+    server.join()
 
 
 @pytest.mark.parametrize("answer", [b"220 mail ready\r\n", b"HTTP/1.1 what\r\n\r\n", b""])

@@ -131,12 +131,6 @@ class TestPlain:
         for line, words in zip(told, ("has shape", "not one that was sent", "bytes instead", "cannot be"), strict=True):
             assert words in line
 
-    def test_rounds_are_added_to_a_finished_run(self, trial: Trial, tmp_path: Path) -> None:
-        """What is followed is the new rounds, not the result of the old ones."""
-        run = self.play(trial, config("rounds=1"), tmp_path / "run")
-        trial.config = config("rounds=2")
-        assert [record["round"] for record, _ in trial.play(run, resume=True)] == [2]
-
     def test_told_to_stop_while_it_submits_a_run_is_stopped(self, trial: Trial, tmp_path: Path) -> None:
         before = {*runs_of(trial)}
         command = [sys.executable, "-m", "fedhen", "fleet", "run", str(trial.path), "--out", "run"]
