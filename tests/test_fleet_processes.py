@@ -5,6 +5,7 @@ Two fleets are shared, each by the tests of a group, so that xdist does not star
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,9 +21,9 @@ import pytest
 from fedhen import toml
 from fedhen.assembly import assemble
 from fedhen.config import Config
-from fedhen.fleet.folder import Folder, of_nodes, opened
+from fedhen.fleet.folder import CONNECTION, Folder, of_nodes, opened
 from fedhen.fleet.link import Link
-from fedhen.fleet.processes import MARK, Processes
+from fedhen.fleet.processes import MARK, Processes, descendants, marked
 from fedhen.fleet.trial import SUPERLINK, Trial, free_port
 from fedhen.playing import play_into
 from fedhen.recipes import recipe_named
@@ -75,26 +76,32 @@ def rounds_of(run: Path) -> int:
     return len(path.read_bytes().splitlines()) if path.is_file() else 0
 
 
-def marked(mark: str) -> list[int]:
-    processes = Processes.__new__(Processes)
-    processes.mark = mark
-    return processes.left()
-
-
 def serverapp(trial: Trial) -> list[int]:
     """The processes of the server's app."""
     return [p for p in trial.processes.left() if b"flwr-serverapp" in Path(f"/proc/{p}/cmdline").read_bytes()]
 
 
+def command_of(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def runs_of(trial: Trial) -> dict[str, str]:
+    """Flower's number of every run -> how it goes."""
+    said = trial.processes.call(["flwr", "ls", CONNECTION, "--format", "json"], trial.folder.home).stdout
+    return {str(run["run-id"]): run["status"] for run in json.loads(said)["runs"]}
+
+
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
-    os.environ["PYTHONPATH"] = str(TESTS)
     fleet = Trial(tmp_path_factory.mktemp("plain") / "fleet", config(), NODES, database=True)
-    with fleet.running():
-        (fleet.path / "fleet_app" / "apps.py").write_text(SPOILED_APP)
-        yield fleet
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        with fleet.running():
+            (fleet.path / "fleet_app" / "apps.py").write_text(SPOILED_APP)
+            yield fleet
     assert fleet.processes.left() == []
-    del os.environ["PYTHONPATH"]
 
 
 @pytest.mark.xdist_group("plain fleet")
@@ -123,6 +130,16 @@ class TestPlain:
         told = (here / "errors.jsonl").read_text().splitlines()
         for line, words in zip(told, ("has shape", "not one that was sent", "bytes instead", "cannot be"), strict=True):
             assert words in line
+
+    def test_told_to_stop_while_it_submits_a_run_is_stopped(self, trial: Trial, tmp_path: Path) -> None:
+        before = {*runs_of(trial)}
+        command = [sys.executable, "-m", "fedhen", "fleet", "run", str(trial.path), "--out", "run"]
+        with subprocess.Popen(command, cwd=tmp_path) as running:
+            wait_for(lambda: any(b"--run-config" in command_of(pid) for pid in descendants(running.pid)))
+            running.terminate()
+            assert running.wait(60) == 128 + signal.SIGTERM
+        (status,) = (status for number, status in runs_of(trial).items() if number not in before)
+        assert status == "finished:stopped"
 
     def test_a_killed_serverapp_and_a_killed_superlink(self, trial: Trial, tmp_path: Path) -> None:
         """SCAFFOLD: the run goes on after each, from another process and in the end to the same bytes."""
@@ -262,7 +279,11 @@ def test_fleet_up_leaves_nothing_behind(tmp_path: Path) -> None:
     mark = f"up-{os.getpid()}-{time.monotonic_ns()}"
     small = [word for change in SMALL for word in ("--set", change)]
     command = [sys.executable, "-m", "fedhen", "fleet", "up", "--simple", "1", "--complex", "1", *small, "--out", "run"]
-    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "FEDHEN_TEST": mark}) as up:
+    environment = {**os.environ, "FEDHEN_TEST": mark}
+    with (
+        (tmp_path / "said").open("wb") as said,
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=said) as up,
+    ):
         try:
             wait_for(lambda: (tmp_path / "run" / "fleet.json").is_file())
             assert len(with_variable(mark)) > 4
@@ -271,6 +292,8 @@ def test_fleet_up_leaves_nothing_behind(tmp_path: Path) -> None:
         finally:
             up.kill()
     assert with_variable(mark) == []
+    for phase in ("starting the SuperLink", "starting 2 nodes", "waits for its nodes"):
+        assert phase in (tmp_path / "said").read_text()
 
 
 def with_variable(mark: str) -> list[int]:

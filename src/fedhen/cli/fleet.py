@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,13 +114,16 @@ def init_command(options: argparse.Namespace) -> int:
     """`fedhen fleet init`."""
     needs_flower()
     from fedhen.fleet.folder import Folder
-    from fedhen.fleet.founding import found, instructions
+    from fedhen.fleet.founding import found, instructions, warning
 
     config = configured(options)
     nodes = nodes_of(options, config)
-    folder = Folder(options.folder, options.address)
+    # What is printed works from anywhere.
+    folder = Folder(options.folder.resolve(), options.address)
     found(folder, config, nodes)
     print(instructions(folder, nodes))
+    if said := warning(options.address):
+        tell(said)
     return 0
 
 
@@ -126,44 +131,58 @@ def run_command(options: argparse.Namespace) -> int:
     """`fedhen fleet run`."""
     needs_flower()
     from fedhen.fleet.folder import SETTINGS, opened
-    from fedhen.fleet.following import follow
     from fedhen.fleet.link import Link
     from fedhen.fleet.processes import Processes
 
-    folder = opened(options.folder)
+    if options.resume is not None and options.out is not None:
+        raise UserError("--resume goes on in the run's own folder: leave out --out")
+    folder = opened(options.folder.resolve())
     config = changed(read_toml(folder.path / SETTINGS), options)
     link = Link(folder, Processes(folder.path / "logs"))
-    link.wait(0.0)
     if options.resume is not None:
-        if not (options.resume / CONFIG).is_file():
-            raise UserError(f"{options.resume} is not a run folder: it has no {CONFIG}")
-        run = options.resume
-        config = as_before(config, read_toml(run / CONFIG), options.rounds)
-    else:
-        run = new_run(options.out, config)
-    with interruptible():
-        number = link.start(config, run, options.resume is not None)
-        try:
-            with display({config.method: config.rounds}, options.quiet) as shown:
-                for record, timing in follow(link, number, run):
-                    shown.show(config.method, record, timing)
-        except Stopped as told:
-            raise Stopped(told.signal, stopped(link, number, run, options.folder)) from None
+        config = as_before(config, options.resume, options.rounds)
+    link.wait(0.0)
+    run = options.resume or new_run(options.out, config)
+    play(link, config, run, options)
     print(result(run) if (run / SUMMARY).is_file() else f"the run has finished on the server, in {run}")
     return 0
 
 
-def as_before(config: Config, before: Config, rounds: int | None) -> Config:
-    """A run's own configuration, with more rounds and other deadlines if that is said."""
-    from dataclasses import replace
+def play(link: Link, config: Config, run: Path, options: argparse.Namespace) -> None:
+    """Start a training and show its rounds; told to stop, stop it."""
+    from fedhen.fleet.following import follow
 
+    with interruptible() as signals:
+        # A run that nobody has the number of could not be stopped.
+        signals.wait = True
+        number = link.start(config, run, options.resume is not None)
+        try:
+            signals.heed()
+            with display({config.method: config.rounds}, options.quiet) as shown:
+                for record, timing in follow(link, number, run, config.rounds):
+                    shown.show(config.method, record, timing)
+        except Stopped as told:
+            raise Stopped(told.signal, stopped(link, number, run)) from None
+
+
+def as_before(config: Config, run: Path, rounds: int | None) -> Config:
+    """A run's own configuration, with more rounds and other deadlines if that is said."""
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{run} is not a run folder: it has no {CONFIG}")
+    before = read_toml(run / CONFIG)
+    if rounds is not None and rounds < before.rounds:
+        raise UserError(f"{run} is planned for {before.rounds} rounds: some can be added, none taken away")
     return replace(before, rounds=before.rounds if rounds is None else rounds, fleet=config.fleet)
 
 
-def stopped(link: Link, number: str, run: Path, folder: Path) -> str:
+def stopped(link: Link, number: str, run: Path) -> str:
     """Stop a run on the SuperLink, and say how to go on."""
+    from fedhen.fleet.folder import run_line
+
     link.stop(number)
-    return f"stopped; go on with: fedhen fleet run {folder} --resume {run}"
+    # Before its first round there is nothing to go on with.
+    go_on = f"; go on with: {run_line(link.folder.path, run)}" if (run / CONFIG).is_file() else ""
+    return f"stopped{go_on}"
 
 
 def up_command(options: argparse.Namespace) -> int:
@@ -178,7 +197,7 @@ def up_command(options: argparse.Namespace) -> int:
     nodes = nodes_of(options, config)
     config = of_nodes(config, nodes, options.active)
     run = new_run(options.out, config)
-    trial = Trial(run / "fleet", config, nodes, options.secure)
+    trial = Trial(run / "fleet", config, nodes, options.secure, tell=(lambda _: None) if options.quiet else tell)
     with interruptible(), trial.running(), display({config.method: config.rounds}, options.quiet) as shown:
         for record, timing in trial.play(run):
             shown.show(config.method, record, timing)
@@ -193,19 +212,43 @@ def new_run(out: Path | None, config: Config) -> Path:
     return claim(out, [""])[0] if out is not None else claim_fresh(RUNS, name)
 
 
+@dataclass
+class Signals:
+    """Ctrl-C and SIGTERM: the first ends what is done, so that it can clean up; later ones do not disturb that."""
+
+    wait: bool = False
+    """Whether the first is kept until it is heeded."""
+    first: int = 0
+
+    def told(self, number: int, frame: Any) -> None:
+        """Hear one."""
+        if not self.first:
+            self.first = number
+            if not self.wait:
+                raise Stopped(number)
+
+    def heed(self) -> None:
+        """From now on, and what was kept."""
+        self.wait = False
+        if self.first:
+            raise Stopped(self.first)
+
+
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM end what is done, so that it can clean up."""
-
-    def told(number: int, frame: Any) -> None:
-        raise Stopped(number)
-
-    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+def interruptible() -> Iterator[Signals]:
+    """Inside, Ctrl-C and SIGTERM raise Stopped."""
+    signals = Signals()
+    before = {number: signal.signal(number, signals.told) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def tell(said: str) -> None:
+    """A line beside the output."""
+    print(f"fedhen: {said}", file=sys.stderr, flush=True)
 
 
 def needs_flower() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -14,6 +15,9 @@ from fedhen.errors import UserError
 from fedhen.fleet.certificates import CA, SERVER, SERVER_KEY, write_certificates, write_node_key
 
 SETTINGS, CERTIFICATES, KEYS, DATA, NODES, HOME = "config.toml", "certificates", "keys", "data", "nodes", "flower"
+DATABASE = "superlink.db"
+IGNORED = (f"{KEYS}/", f"{CERTIFICATES}/*.key", f"{NODES}/", f"{HOME}/", f"{DATA}/", f"{DATABASE}*", "logs/")
+"""What is secret, somebody's data, or made by running: not for a repository."""
 CONNECTION = "fleet"
 """The name that Flower's own commands know this SuperLink by."""
 TRIAL = '''"""For a trial on one machine: every node deals the recipe's data as a simulation does, and takes its own."""
@@ -55,7 +59,7 @@ class Folder:
         data = self.path / "fleet_app" / "data.py"
         data.write_text(data.read_text().replace("@TEST@", str((self.path / DATA / "test.npz").resolve())))
         (self.path / SETTINGS).write_text(toml.to_toml(config, comments=True), encoding="utf-8")
-        (self.path / ".gitignore").write_text(f"{KEYS}/\n{CERTIFICATES}/*.key\n{NODES}/\n{HOME}/\n", encoding="utf-8")
+        (self.path / ".gitignore").write_text("".join(f"{name}\n" for name in IGNORED), encoding="utf-8")
         self.home.mkdir(exist_ok=True)
         trust = (
             f'root-certificates = "{(self.path / CERTIFICATES / CA).resolve()}"' if self.secure else "insecure = true"
@@ -82,6 +86,10 @@ class Folder:
             *(["--database", str(database)] if database else []),
             *(tls if self.secure else ["--insecure"]),
         ]
+
+    def superlink_line(self) -> str:
+        """The same for a shell, with a memory of its nodes and runs."""
+        return shell_line(self.superlink(self.path / DATABASE), self.path / NODES / "superlink")
 
     def supernode(self, name: str, port: int, node: Mapping[str, str | int]) -> list[str]:
         """The command that starts a node, with its own key and what is to be known of it."""
@@ -111,6 +119,17 @@ def opened(path: Path) -> Folder:
         raise UserError(f"{path} is no fleet's folder: make one with `fedhen fleet init DIR`") from None
 
 
+def shell_line(command: Sequence[str], home: Path) -> str:
+    """A command of Flower's for a shell."""
+    return f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={shlex.quote(str(home))} {shlex.join(command)}"
+
+
+def run_line(path: Path, resume: Path | None = None) -> str:
+    """The command that starts a training or goes on with one, from wherever one is."""
+    more = [] if resume is None else ["--resume", str(resume.resolve())]
+    return shlex.join(["fedhen", "fleet", "run", str(path), *more])
+
+
 def names(nodes: Mapping[str, int]) -> list[str]:
     """A name for every node: simple-1, simple-2, complex-1."""
     return [f"{tier}-{number + 1}" for tier, many in nodes.items() for number in range(many)]
@@ -120,8 +139,10 @@ def of_nodes(config: Config, nodes: Mapping[str, int], active: int | None = None
     """The configuration for a fleet of so many nodes of each tier, all of them active unless told otherwise."""
     if unknown := [tier for tier in nodes if tier not in config.tiers]:
         raise UserError(f"{config.recipe} has no tier {unknown[0]!r}: choose from {', '.join(config.tiers)}")
-    if missing := [tier for tier in config.tiers if not nodes.get(tier)]:
+    if missing := [tier for tier in config.tiers if nodes.get(tier, 0) < 1]:
         raise UserError(f"tier {missing[0]!r} has no node: give it at least one")
     number = sum(nodes.values())
+    if active is not None and not 1 <= active <= number:
+        raise UserError(f"--active {active}: choose between 1 and {number}, the number of nodes")
     devices = replace(config.devices, number=number, active=number if active is None else active)
     return replace(config, devices=devices, tiers={tier: nodes[tier] / number for tier in config.tiers})

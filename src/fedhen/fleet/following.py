@@ -8,27 +8,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedhen import salvage
 from fedhen.errors import UserError
+from fedhen.fleet.folder import run_line
 from fedhen.fleet.link import Link
 from fedhen.records import ROUNDS, SUMMARY, TIMING
 
 LOOK, ASK = 0.5, 10.0
 """Seconds between looks into the folder, and between questions to the SuperLink, which are dear."""
+PATIENCE = 3
+"""Questions in a row without an answer, after which the SuperLink is gone: it may be starting again."""
 
 
-def follow(link: Link, number: str, folder: Path) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Every new round with its timing, until the run has ended."""
+def follow(link: Link, number: str, folder: Path, planned: int) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Every new round with its timing, until the run has ended with so many rounds."""
     seen = len(lines(folder / TIMING))
-    asked = time.monotonic()
+    asked, silent = time.monotonic(), 0
     while True:
         rounds, timings = lines(folder / ROUNDS), lines(folder / TIMING)
         # The timing is written last, after the checkpoint.
         yield from list(zip(rounds, timings, strict=False))[seen:]
         seen = max(seen, min(len(rounds), len(timings)))
-        if (folder / SUMMARY).is_file() and len(timings) == len(rounds):
+        if finished(folder) >= planned and len(timings) == len(rounds):
             return
         if time.monotonic() - asked >= ASK:
-            asked, status = time.monotonic(), link.status(number)
+            status, why = answer(link, number)
+            asked, silent = time.monotonic(), silent + 1 if why else 0
+            if silent >= PATIENCE:
+                raise UserError(ended("the SuperLink does not answer", folder, link, why))
             if status == "finished:completed":
                 # All is written by then, here or where the server is.
                 yield from list(zip(lines(folder / ROUNDS), lines(folder / TIMING), strict=False))[seen:]
@@ -38,10 +45,26 @@ def follow(link: Link, number: str, folder: Path) -> Iterator[tuple[dict[str, An
         time.sleep(LOOK)
 
 
+def finished(folder: Path) -> int:
+    """The rounds after which a run was finished; a summary of fewer than planned is from before they were added."""
+    try:
+        return salvage.whole((salvage.json_object(folder / SUMMARY) or {"rounds": 0})["rounds"])
+    except (OSError, *salvage.WRONG):
+        return 0
+
+
+def answer(link: Link, number: str) -> tuple[str, str]:
+    """What the SuperLink says of a run, or why it says nothing."""
+    try:
+        return link.status(number), ""
+    except UserError as error:
+        return "", str(error)
+
+
 def ended(status: str, folder: Path, link: Link, why: str) -> str:
     """Why a run ended before its time, and how to go on."""
     rounds = len(lines(folder / TIMING))
-    go_on = f"; {rounds} rounds are saved, go on with: fedhen fleet run {link.folder.path} --resume {folder}"
+    go_on = f"; {rounds} rounds are saved, go on with: {run_line(link.folder.path, folder)}"
     return f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}{go_on * bool(rounds)}"
 
 

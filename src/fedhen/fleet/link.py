@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import ssl
+import subprocess
 import tempfile
 import time
 import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ from fedhen.fleet.folder import CERTIFICATES, CONNECTION, Folder
 from fedhen.fleet.processes import Processes
 from fedhen.fleet.roster import flower_run
 
+ANSWER = 120.0
+"""Seconds that a SuperLink has to answer; a run is shipped in them."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -32,29 +37,34 @@ class Link:
 
     def wait(self, seconds: float, name: str = "") -> None:
         """Wait until it answers; a process of ours that has ended will not."""
-        end = time.monotonic() + seconds
+        end, how = time.monotonic() + seconds, self.folder.superlink_line()
         while not self.is_up():
             process = self.processes.running.get(name)
             if process is not None and process.poll() is not None:
                 raise UserError(f"the SuperLink ended at once: see {self.processes.logs / name}.log")
             if time.monotonic() > end:
-                raise UserError(f"no SuperLink answers at {self.folder.address}: start it with\n{self.how()}")
+                raise UserError(f"no SuperLink answers at {self.folder.address}: start it with: {how}")
             time.sleep(0.2)
-
-    def how(self) -> str:
-        """How to start it."""
-        return " ".join(self.folder.superlink())
 
     def is_up(self) -> bool:
         """Whether it answers."""
         scheme, context = "http", None
         if self.folder.secure:
-            scheme, context = "https", ssl.create_default_context(cafile=self.folder.path / CERTIFICATES / CA)
+            scheme, context = "https", self._trusted()
         try:
             with urllib.request.urlopen(f"{scheme}://{self.folder.address}/health", timeout=2, context=context) as said:
                 return bool(said.status == 200)
-        except OSError:
+        except (OSError, HTTPException, ValueError):
+            # Also where something else listens there, which does not speak HTTP.
             return False
+
+    def _trusted(self) -> ssl.SSLContext:
+        path = self.folder.path / CERTIFICATES / CA
+        try:
+            return ssl.create_default_context(cafile=path)
+        except OSError as error:
+            why = "is missing" if isinstance(error, FileNotFoundError) else "cannot be read as a certificate"
+            raise UserError(f"{path} {why}: copy it from where `fedhen fleet init` wrote it") from None
 
     def register(self, name: str) -> None:
         """Make a node's key known."""
@@ -76,7 +86,9 @@ class Link:
     def status(self, number: str) -> str:
         """How it goes: pending, starting, running, finished:completed, finished:failed, finished:stopped."""
         runs = self._flwr("ls", CONNECTION, "--run-id", number, "--format", "json").get("runs", [])
-        return str(runs[0]["status"]) if runs else "unknown"
+        if not runs:
+            raise UserError(f"the SuperLink at {self.folder.address} does not know run {number}")
+        return str(runs[0]["status"])
 
     def why(self, number: str) -> str:
         """The last thing that the server's app said of itself, if it was an error."""
@@ -89,7 +101,10 @@ class Link:
         self._flwr("stop", number, CONNECTION, "--format", "json")
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
-        done = self.processes.call(["flwr", *arguments], self.folder.home)
+        try:
+            done = self.processes.call(["flwr", *arguments], self.folder.home, ANSWER)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"flwr {arguments[0]} failed: no answer in {ANSWER:.0f} seconds") from None
         found = done.stdout[done.stdout.find("{") :]
         try:
             said: dict[str, Any] = json.loads(found)

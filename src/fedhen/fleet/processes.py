@@ -30,6 +30,7 @@ class Processes:
     def __init__(self, logs: Path) -> None:
         self.logs, self.mark = logs, secrets.token_hex(8)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.watcher: subprocess.Popen[bytes] | None = None
         logs.mkdir(parents=True, exist_ok=True)
 
     def environment(self, home: Path) -> dict[str, str]:
@@ -40,6 +41,7 @@ class Processes:
     def start(self, name: str, command: Sequence[str], home: Path, **more: str) -> subprocess.Popen[bytes]:
         """Start a program; what it prints goes to a log of its name."""
         home.mkdir(parents=True, exist_ok=True)
+        self.watcher = self.watcher or _watcher(self.mark)
         with (self.logs / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 [program(command[0]), *command[1:]],
@@ -53,11 +55,20 @@ class Processes:
             )
         return self.running[name]
 
-    def call(self, command: Sequence[str], home: Path) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end."""
-        environment = self.environment(home)
+    def call(
+        self, command: Sequence[str], home: Path, seconds: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end; a Ctrl-C of the terminal is for us, and does not end it halfway."""
         return subprocess.run(
-            [program(command[0]), *command[1:]], env=environment, capture_output=True, text=True, check=False
+            [program(command[0]), *command[1:]],
+            stdin=subprocess.DEVNULL,
+            env=self.environment(home),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds,
+            start_new_session=True,
+            preexec_fn=_end_with_us,
         )
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
@@ -76,28 +87,22 @@ class Processes:
 
     def left(self) -> list[int]:
         """Every process that carries our mark, whoever its parent is by now."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                with suppress(OSError):
-                    if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
-        return found
+        return marked(self.mark)
 
     def stop(self) -> None:
         """End all of them: those started last first, gently; whatever is left after a while, for good.
 
-        A second Ctrl-C does not help: it would only leave some of them behind.
+        A second Ctrl-C leaves none behind: it only ends the gentle part.
         """
-        with _undisturbed():
-            self._stop()
+        with _undisturbed() as told:
+            self._stop(told)
 
-    def _stop(self) -> None:
+    def _stop(self, told: list[int]) -> None:
         for process in reversed(self.running.values()):
             with suppress(OSError):
                 process.terminate()
         end = time.monotonic() + GRACE
-        while self.left() and time.monotonic() < end:
+        while self.left() and time.monotonic() < end and not told:
             self._reap()
             time.sleep(0.1)
         while left := self.left():
@@ -106,6 +111,10 @@ class Processes:
             time.sleep(0.1)
         self._reap()
         self.running.clear()
+        if self.watcher is not None:
+            # It hears that we are done, finds nothing and ends.
+            self.watcher.communicate()
+            self.watcher = None
 
     def _reap(self) -> None:
         for process in self.running.values():
@@ -118,6 +127,17 @@ def program(name: str) -> str:
     if not path.is_file():
         raise UserError(f"{name} is not installed: pip install 'fedhen[flower]'")
     return str(path)
+
+
+def marked(mark: str) -> list[int]:
+    """Every other process with this mark."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
 
 
 def descendants(pid: int) -> list[int]:
@@ -136,14 +156,16 @@ def descendants(pid: int) -> list[int]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Inside, signals are not heard, where this thread could hear them."""
+def _undisturbed() -> Iterator[list[int]]:
+    """Inside, signals are only noted, where this thread could hear them."""
+    told: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield told
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: told.append(number)) for number in numbers}
     try:
-        yield
+        yield told
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -159,3 +181,29 @@ def _end_with_us() -> None:
     """In the child: a SIGTERM should the process that started it be killed (prctl's PR_SET_PDEATHSIG)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _watcher(mark: str) -> subprocess.Popen[bytes]:
+    """A process that ends all with this mark should we be killed: `_end_with_us` reaches our own children alone.
+
+    The pipe to it closes with us, however we end.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__, mark],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _watch(mark: str) -> None:
+    """What the watcher does."""
+    sys.stdin.buffer.read()
+    while left := marked(mark):
+        _signal(left, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    _watch(sys.argv[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,8 @@ class Trial:
     secure: bool = False
     database: bool = False
     """Whether the SuperLink remembers its nodes and runs should it be killed."""
+    tell: Callable[[str], None] = lambda phase: None
+    """Hears what is begun: the programs take their time."""
 
     def __post_init__(self) -> None:
         self.folder = Folder(self.path, f"127.0.0.1:{free_port()}", self.secure)
@@ -47,11 +49,14 @@ class Trial:
         try:
             self.folder.write(self.config, self.nodes)
             self.folder.as_trial()
+            self.tell("starting the SuperLink")
             self.start_superlink()
+            self.tell(f"starting {len(self.places)} nodes")
             for name in self.places:
                 if self.secure:
                     self.link.register(name)
                 self.start_node(name)
+            self.tell("starting the run, which waits for its nodes")
             yield self
         finally:
             self.processes.stop()
@@ -79,7 +84,7 @@ class Trial:
 
     def play(self, run: Path, resume: bool = False) -> Iterator[tuple[dict[str, Any], Any]]:
         """Start a training and follow its rounds."""
-        yield from follow(self.link, self.link.start(self.config, run, resume), run)
+        yield from follow(self.link, self.link.start(self.config, run, resume), run, self.config.rounds)
 
 
 def free_port() -> int:

@@ -1,0 +1,212 @@
+"""What `fedhen fleet` refuses and says, and that its processes end with it however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedhen import toml
+from fedhen.cli import main
+from fedhen.errors import UserError
+from fedhen.fleet import following
+from fedhen.fleet.folder import Folder
+from fedhen.fleet.link import Link
+from fedhen.fleet.processes import GRACE, Processes, marked
+from fedhen.fleet.trial import free_port
+from fedhen.recipes import recipe_named
+from fedhen.records import Recorder
+
+STARTING = """
+import sys, time
+from pathlib import Path
+from fedhen.cli.fleet import interruptible
+from fedhen.fleet.processes import Processes
+
+processes = Processes(Path("logs"))
+with interruptible():
+    try:
+        processes.start("program", ["python", "-c", sys.argv[1]], Path("home"))
+        print(processes.mark, processes.watcher.pid, flush=True)
+        time.sleep(60)
+    finally:
+        processes.stop()
+"""
+"""Starts a program as a fleet does, says what its mark is, and waits."""
+GRANDPARENT = "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('deaf', 'w'); time.sleep(60)"
+
+
+@contextmanager
+def starting(program: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """The process, the mark of what it starts, and the watcher's place in /proc."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTING, program], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        mark, watcher = process.stdout.readline().split()
+        try:
+            yield process, mark, Path("/proc") / watcher
+        finally:
+            process.kill()
+            for pid in marked(mark):
+                os.kill(pid, signal.SIGKILL)
+
+
+def ended(mark: str, watcher: Path) -> bool:
+    """Whether nothing is left; a zombie of the watcher waits for whoever adopts it."""
+    status = watcher / "status"
+    return not marked(mark) and (not status.is_file() or "State:\tZ" in status.read_text())
+
+
+def soon(mark: str, watcher: Path) -> bool:
+    end = time.monotonic() + 10
+    while not ended(mark, watcher) and time.monotonic() < end:
+        time.sleep(0.1)
+    return ended(mark, watcher)
+
+
+def test_killed_for_good_it_leaves_nothing_of_what_its_programs_started(tmp_path: Path) -> None:
+    with starting(GRANDPARENT, tmp_path) as (process, mark, watcher):
+        end = time.monotonic() + 10
+        while len(marked(mark)) < 2 and time.monotonic() < end:
+            time.sleep(0.1)
+        assert len(marked(mark)) == 2
+        process.kill()
+        assert soon(mark, watcher)
+
+
+def test_a_second_ctrl_c_leaves_nothing_and_ends_it_at_once(tmp_path: Path) -> None:
+    """The program does not hear SIGTERM: after one Ctrl-C it would have its whole grace."""
+    with starting(STUBBORN, tmp_path) as (process, mark, watcher):
+        while not (tmp_path / "deaf").is_file():
+            time.sleep(0.1)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert marked(mark)
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+        assert time.monotonic() - began < GRACE
+        assert ended(mark, watcher)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("init demo --simple -1", "tier 'simple' has no node"),
+        ("init demo --address h:99999", "write HOST:PORT"),
+        ("init demo --address h:0", "write HOST:PORT"),
+        ("init demo --address 0.0.0.0:8000", "name the address that nodes connect to"),
+        ("init demo --address [::]:8000", "name the address that nodes connect to"),
+        ("up --simple -1", "tier 'simple' has no node"),
+        ("up --active 0", "--active 0: choose between 1 and 4"),
+        ("up --active 5", "--active 5: choose between 1 and 4"),
+        ("run . --resume run --out other", "leave out --out"),
+    ],
+)
+def test_refused_in_one_line_before_anything_is_written(
+    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fleet", *arguments.split()]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_what_init_prints_works_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And `fleet run` prints the same command for a SuperLink that does not answer; folders may have spaces."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["fleet", "init", "my fleet", "--address", f"127.0.0.1:{free_port()}"]) == 0
+    printed, warned = capsys.readouterr()
+    assert warned == ""
+    assert printed.count("my fleet") == printed.count(f"{tmp_path}/my fleet")
+    (superlink,) = (line for line in printed.splitlines() if "flower-superlink" in line)
+    monkeypatch.chdir("/")
+    assert main(["fleet", "run", str(tmp_path / "my fleet")]) == 2
+    assert capsys.readouterr().err.endswith(f"start it with: {superlink}\n")
+    ignored = (tmp_path / "my fleet" / ".gitignore").read_text().splitlines()
+    assert {"keys/", "data/", "superlink.db*", "logs/"} <= {*ignored}
+    certificate = tmp_path / "my fleet" / "certificates" / "ca.crt"
+    certificate.unlink()
+    assert main(["fleet", "run", str(tmp_path / "my fleet")]) == 2
+    assert f"{certificate} is missing" in capsys.readouterr().err
+
+
+def test_init_warns_of_a_port_that_others_reach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "init", str(tmp_path / "demo"), "--address", "fleet.example.org:8000"]) == 0
+    said = capsys.readouterr().err
+    assert "can register nodes and start runs" in said and said.count("\n") == 1
+
+
+def test_rounds_can_be_added_but_none_taken_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet, run = Folder(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
+    fleet.write_app(recipe_named("digits"))
+    run.mkdir()
+    (run / "config.toml").write_text(toml.to_toml(recipe_named("digits")))
+    assert main(["fleet", "run", str(fleet.path), "--resume", str(run), "--rounds", "3"]) == 2
+    assert "is planned for 40 rounds: some can be added, none taken away" in capsys.readouterr().err
+
+
+def test_rounds_added_to_a_finished_run_are_followed(tmp_path: Path) -> None:
+    """Until the server begins, the folder holds the old summary: it is not the end of the new rounds."""
+    fleet, run = Folder(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
+    run.mkdir()
+
+    def record(last: int) -> None:
+        with Recorder(run, toml.to_toml(recipe_named("digits")), {}, after=last - 1) as recorder:
+            recorder.round({"round": last})
+            recorder.timing(last, {"total": 1.0})
+            recorder.finish({"rounds": last})
+
+    record(1)
+    server = threading.Timer(2.0, record, [2])
+    server.start()
+    rounds = following.follow(Link(fleet, Processes(tmp_path / "logs")), "1", run, planned=2)
+    assert [record["round"] for record, _ in rounds] == [2]
+    server.join()
+
+
+@pytest.mark.parametrize("answer", [b"220 mail ready\r\n", b"HTTP/1.1 what\r\n\r\n", b""])
+def test_another_service_on_the_port_is_no_superlink(answer: bytes, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        fleet = Folder(tmp_path, f"127.0.0.1:{server.getsockname()[1]}", secure=False)
+        assert not Link(fleet, Processes(tmp_path / "logs")).is_up()
+        thread.join()
+
+
+def test_a_superlink_that_is_gone_ends_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a few questions: one that starts again is waited for."""
+    monkeypatch.setattr(following, "ASK", 0.0)
+    fleet, run = Folder(tmp_path / "fleet", f"127.0.0.1:{free_port()}", secure=False), tmp_path / "run"
+    fleet.write_app(recipe_named("digits"))
+    run.mkdir()
+    for name in ("rounds.jsonl", "timing.jsonl"):
+        (run / name).write_text('{"round": 1}\n')
+    link = Link(fleet, Processes(tmp_path / "logs"))
+    with pytest.raises(UserError, match="does not answer") as told:
+        [*following.follow(link, "1", run, planned=2)]
+    assert str(told.value).endswith(
+        f"1 rounds are saved, go on with: fedhen fleet run {tmp_path}/fleet --resume {tmp_path}/run"
+    )
