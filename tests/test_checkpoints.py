@@ -337,6 +337,9 @@ def test_who_stops_on_a_full_disk_is_told_what_is_saved(whole: Path, tmp_path: P
         for step in steps:
             if step.record["round"] == 5:
                 place = tmp_path / "run" / "checkpoints"
+                for thread in threading.enumerate():
+                    if thread.name == "checkpoint":
+                        thread.join()
                 place.rename(tmp_path / "away")
                 place.write_text("in the way")
                 stop.signal = signal.SIGINT
