@@ -19,7 +19,7 @@ from fedhen import toml
 from fedhen.cli import main
 from fedhen.errors import UserError
 from fedhen.fleet import following
-from fedhen.fleet.folder import Folder
+from fedhen.fleet.folder import Folder, run_line
 from fedhen.fleet.link import Link
 from fedhen.fleet.processes import GRACE, Processes, marked
 from fedhen.fleet.trial import free_port
@@ -205,8 +205,8 @@ def test_a_superlink_that_is_gone_ends_with_how_to_go_on(tmp_path: Path, monkeyp
     for name in ("rounds.jsonl", "timing.jsonl"):
         (run / name).write_text('{"round": 1}\n')
     link = Link(fleet, Processes(tmp_path / "logs"))
-    with pytest.raises(UserError, match="does not answer") as told:
-        [*following.follow(link, "1", run, planned=2)]
-    assert str(told.value).endswith(
-        f"1 rounds are saved, go on with: fedhen fleet run {tmp_path}/fleet --resume {tmp_path}/run"
-    )
+    line = f"fedhen fleet run {tmp_path}/fleet --resume {tmp_path}/run"
+    for go_on, end in ((run_line(fleet.path, run), f", go on with: {line}"), ("", f" in {run}")):
+        with pytest.raises(UserError, match="does not answer") as told:
+            [*following.follow(link, "1", run, 2, go_on)]
+        assert str(told.value).endswith(f"1 rounds are saved{end}")

@@ -21,6 +21,7 @@ import pytest
 from fedhen import toml
 from fedhen.assembly import assemble
 from fedhen.config import Config
+from fedhen.errors import UserError
 from fedhen.fleet.folder import CONNECTION, Folder, of_nodes, opened
 from fedhen.fleet.link import Link
 from fedhen.fleet.processes import MARK, Processes, descendants, marked
@@ -138,8 +139,11 @@ class TestPlain:
             wait_for(lambda: any(b"--run-config" in command_of(pid) for pid in descendants(running.pid)))
             running.terminate()
             assert running.wait(60) == 128 + signal.SIGTERM
-        (status,) = (status for number, status in runs_of(trial).items() if number not in before)
+        ((number, status),) = (run for run in runs_of(trial).items() if run[0] not in before)
         assert status == "finished:stopped"
+        trial.link.stop(number)  # One that has ended in between is no error.
+        with pytest.raises(UserError, match=r"does not know run 12345|flwr ls failed"):
+            trial.link.stop("12345")
 
     def test_a_killed_serverapp_and_a_killed_superlink(self, trial: Trial, tmp_path: Path) -> None:
         """SCAFFOLD: the run goes on after each, from another process and in the end to the same bytes."""

@@ -150,8 +150,10 @@ def run_command(options: argparse.Namespace) -> int:
 
 def play(link: Link, config: Config, run: Path, options: argparse.Namespace) -> None:
     """Start a training and show its rounds; told to stop, stop it."""
+    from fedhen.fleet.folder import run_line
     from fedhen.fleet.following import follow
 
+    go_on = run_line(link.folder.path, run)
     with interruptible() as signals:
         # A run that nobody has the number of could not be stopped.
         signals.wait = True
@@ -159,10 +161,13 @@ def play(link: Link, config: Config, run: Path, options: argparse.Namespace) -> 
         try:
             signals.heed()
             with display({config.method: config.rounds}, options.quiet) as shown:
-                for record, timing in follow(link, number, run, config.rounds):
+                for record, timing in follow(link, number, run, config.rounds, go_on):
                     shown.show(config.method, record, timing)
         except Stopped as told:
-            raise Stopped(told.signal, stopped(link, number, run)) from None
+            link.stop(number)
+            # Before its first round there is nothing to go on with.
+            said = f"stopped; go on with: {go_on}" if (run / CONFIG).is_file() else "stopped"
+            raise Stopped(told.signal, said) from None
 
 
 def as_before(config: Config, run: Path, rounds: int | None) -> Config:
@@ -173,16 +178,6 @@ def as_before(config: Config, run: Path, rounds: int | None) -> Config:
     if rounds is not None and rounds < before.rounds:
         raise UserError(f"{run} is planned for {before.rounds} rounds: some can be added, none taken away")
     return replace(before, rounds=before.rounds if rounds is None else rounds, fleet=config.fleet)
-
-
-def stopped(link: Link, number: str, run: Path) -> str:
-    """Stop a run on the SuperLink, and say how to go on."""
-    from fedhen.fleet.folder import run_line
-
-    link.stop(number)
-    # Before its first round there is nothing to go on with.
-    go_on = f"; go on with: {run_line(link.folder.path, run)}" if (run / CONFIG).is_file() else ""
-    return f"stopped{go_on}"
 
 
 def up_command(options: argparse.Namespace) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 
 from fedhen import salvage
 from fedhen.errors import UserError
-from fedhen.fleet.folder import run_line
 from fedhen.fleet.link import Link
 from fedhen.records import ROUNDS, SUMMARY, TIMING
 
@@ -20,8 +19,10 @@ PATIENCE = 3
 """Questions in a row without an answer, after which the SuperLink is gone: it may be starting again."""
 
 
-def follow(link: Link, number: str, folder: Path, planned: int) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Every new round with its timing, until the run has ended with so many rounds."""
+def follow(
+    link: Link, number: str, folder: Path, planned: int, go_on: str = ""
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Every new round with its timing, until the run has ended with so many rounds; `go_on` is told if with fewer."""
     seen = len(lines(folder / TIMING))
     asked, silent = time.monotonic(), 0
     while True:
@@ -35,13 +36,13 @@ def follow(link: Link, number: str, folder: Path, planned: int) -> Iterator[tupl
             status, why = answer(link, number)
             asked, silent = time.monotonic(), silent + 1 if why else 0
             if silent >= PATIENCE:
-                raise UserError(ended("the SuperLink does not answer", folder, link, why))
+                raise UserError(ended("the SuperLink does not answer", folder, why, go_on))
             if status == "finished:completed":
                 # All is written by then, here or where the server is.
                 yield from list(zip(lines(folder / ROUNDS), lines(folder / TIMING), strict=False))[seen:]
                 return
             if status.startswith("finished"):
-                raise UserError(ended(status, folder, link, link.why(number)))
+                raise UserError(ended(status, folder, link.why(number), go_on))
         time.sleep(LOOK)
 
 
@@ -61,11 +62,11 @@ def answer(link: Link, number: str) -> tuple[str, str]:
         return "", str(error)
 
 
-def ended(status: str, folder: Path, link: Link, why: str) -> str:
+def ended(status: str, folder: Path, why: str, go_on: str) -> str:
     """Why a run ended before its time, and how to go on."""
     rounds = len(lines(folder / TIMING))
-    go_on = f"; {rounds} rounds are saved, go on with: {run_line(link.folder.path, folder)}"
-    return f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}{go_on * bool(rounds)}"
+    saved = f"; {rounds} rounds are saved{f', go on with: {go_on}' if go_on else f' in {folder}'}"
+    return f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}{saved * bool(rounds)}"
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -97,8 +97,12 @@ class Link:
         return said[-1] if said and not said[-1].startswith("round ") else ""
 
     def stop(self, number: str) -> None:
-        """Stop it."""
-        self._flwr("stop", number, CONNECTION, "--format", "json")
+        """Stop it, if it has not just ended by itself."""
+        try:
+            self._flwr("stop", number, CONNECTION, "--format", "json")
+        except UserError:
+            if not self.status(number).startswith("finished"):
+                raise
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         try:
