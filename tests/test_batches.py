@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,25 +34,27 @@ def test_epochs_rounds_and_devices_have_orders_of_their_own() -> None:
     assert visits(shard, 2, 10, False, (0, 1, 2)).examples.tolist() == plan.examples.tolist()
 
 
-def test_crop_and_flip_against_one_image_at_a_time() -> None:
+@pytest.mark.parametrize("augmentation", ["crop-flip", "half-crop-flip"])
+def test_crop_and_flip_against_one_image_at_a_time(augmentation: str) -> None:
     """Each image: subtract, divide, pad with zeros after that, cut the window, mirror it if flipped."""
     images = torch.randint(0, 256, (12, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(12) % 4
     mean, std = (100.0, 120.0, 90.0), (50.0, 60.0, 70.0)
     data = Data(images, labels, images, labels, 4, normalisation=Normalisation(mean, std))
     plan = visits(np.arange(12), 1, 12, False, (3, 1, 0))
-    x, y = batch(data, plan, slice(0, 12), "crop-flip")
+    x, y = batch(data, plan, slice(0, 12), augmentation)
     for visit, example in enumerate(plan.examples):
         image = images[example].numpy().astype(np.float64)
         normal = (image - np.array(mean)[:, None, None]) / np.array(std)[:, None, None]
         padded = np.zeros((3, 8 + 2 * PADDING, 8 + 2 * PADDING))
         padded[:, PADDING : PADDING + 8, PADDING : PADDING + 8] = normal
-        top, left = plan.corners[visit]
+        left_alone = augmentation == "half-crop-flip" and not plan.crops[visit]
+        top, left = (PADDING, PADDING) if left_alone else plan.corners[visit]
         window = padded[:, top : top + 8, left : left + 8]
         expected = window[:, :, ::-1] if plan.flips[visit] else window
         np.testing.assert_allclose(x[visit].numpy(), expected, rtol=1e-5, atol=1e-6)
         assert y[visit] == labels[example]
-    assert plan.flips.any() and not plan.flips.all()
+    assert plan.flips.any() and not plan.flips.all() and plan.crops.any() and not plan.crops.all()
 
 
 def test_crops_reach_every_corner_evenly() -> None:
@@ -59,4 +62,5 @@ def test_crops_reach_every_corner_evenly() -> None:
     counts = np.bincount(plan.corners.ravel())
     assert len(counts) == 2 * PADDING + 1
     assert counts.min() > 0.9 * counts.mean()
-    assert abs(plan.flips.mean() - 0.5) < 0.03
+    for coins in (plan.flips, plan.crops, plan.flips ^ plan.crops):
+        assert abs(coins.mean() - 0.5) < 0.03

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -328,7 +329,8 @@ def test_augmentation_reaches_the_training() -> None:
         run = assemble(toml.with_settings(small, changes), accelerator="cpu")
         return first(run, 1, [0])
 
-    assert differs(trained("none"), trained("crop-flip"))
+    three = [trained(augmentation) for augmentation in ("none", "crop-flip", "half-crop-flip")]
+    assert all(differs(*pair) for pair in combinations(three, 2))
 
 
 def test_the_cosine_schedule() -> None:

@@ -61,7 +61,7 @@ def resnet(tiers: int = 2, **more: Any) -> Family:
     return preact_resnet(Shape(channels=1, size=8, classes=3, exits=exits, **{**shape, **more}))
 
 
-def experiment(engine: str, family: Family, data: Data, **settings: Any) -> Experiment:
+def experiment(engine: str, family: Family, data: Data, /, **settings: Any) -> Experiment:
     base: dict[str, Any] = {
         "rounds": 1,
         "devices": {"number": 8, "active": 5},
@@ -83,7 +83,7 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance * (0.01 + float(b.abs().max())))
 
 
-def agree(family: Family, data: Data, tolerance: float, **settings: Any) -> Experiment:
+def agree(family: Family, data: Data, tolerance: float, /, **settings: Any) -> Experiment:
     """Play both engines round by round; every tier must really be stacked, without a word."""
     plain, fast = (experiment(engine, family, data, **settings) for engine in ("plain", "fast"))
     with warnings.catch_warnings():
@@ -117,6 +117,11 @@ def test_every_method_and_variant_on_two_tanh_layers(method: str, local: str, le
 def test_methods_on_a_small_resnet(method: str, local: str) -> None:
     for length, tolerance in (("one step", 1e-5), ("one epoch", 1e-4), ("three rounds", 1e-3)):
         agree(resnet(), images(), tolerance, method=method, **LENGTHS[length], local={"name": local})
+
+
+@pytest.mark.parametrize("augmentation", ["crop-flip", "half-crop-flip"])
+def test_every_device_gets_its_own_crops_and_flips(augmentation: str) -> None:
+    agree(resnet(), images(), 1e-4, **LENGTHS["one epoch"], data={"augmentation": augmentation})
 
 
 @pytest.mark.parametrize("tiers", [3, 4])

@@ -32,8 +32,10 @@ class DataConfig:
     )
     limit: int = setting(0, "use this many training images, and as many test images at most; 0: all", least=0)
     fraction: float = setting(1.0, "train on this share of the training images, drawn at random", above=0, most=1)
-    augmentation: Literal["none", "crop-flip"] = setting(
-        "none", "crop-flip: flip with p = 0.5 and crop from the image padded with 4 zeros after normalisation"
+    augmentation: Literal["none", "crop-flip", "half-crop-flip"] = setting(
+        "none",
+        "crop-flip: flip with p = 0.5 and crop from the image padded with 4 zeros after normalisation;"
+        " half-crop-flip: crop with p = 0.5 too",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from fedhen import seeds
 from fedhen.data.dataset import Data, Index
 
 PADDING = 4
+Coins = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class Visits:
     ends: Index
     corners: Index
     """(visits, 2): row and column of the crop in the padded image."""
-    flips: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    flips: Coins
+    crops: Coins
+    """For those who crop only half of the time."""
 
     def batches(self) -> Iterator[slice]:
         """The visits of each batch, in order."""
@@ -44,6 +47,7 @@ def visits(shard: Index, epochs: int, batch_size: int, drop_last: bool, address:
         ends=np.concatenate([ends + per_epoch * epoch for epoch in range(epochs)]),
         corners=augment.integers(0, 2 * PADDING + 1, (len(examples), 2)),
         flips=augment.random(len(examples)) < 0.5,
+        crops=augment.random(len(examples)) < 0.5,
     )
 
 
@@ -73,4 +77,10 @@ def crop_and_flip(x: Tensor, plan: Visits, part: slice) -> Tensor:
     return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-AUGMENTATIONS = {"none": as_it_is, "crop-flip": crop_and_flip}
+def half_crop_and_flip(x: Tensor, plan: Visits, part: slice) -> Tensor:
+    """Cropped half of the time too."""
+    corners = np.where(plan.crops[:, None], plan.corners, PADDING)
+    return crop_and_flip(x, replace(plan, corners=corners), part)
+
+
+AUGMENTATIONS = {"none": as_it_is, "crop-flip": crop_and_flip, "half-crop-flip": half_crop_and_flip}

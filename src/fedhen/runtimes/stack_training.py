@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -166,11 +167,15 @@ def ticks(plans: Sequence[Visits]) -> Iterator[tuple[list[int], Visits]]:
         for row, own in enumerate(parts):
             if tick < len(own):
                 groups.setdefault(own[tick].stop - own[tick].start, []).append(row)
-        for size, rows in groups.items():
+        for rows in groups.values():
             here = [(plans[row], parts[row][tick]) for row in rows]
-            fields = (
-                np.stack([getattr(plan, name)[part] for plan, part in here], axis=1).reshape(size * len(rows), *rest)
-                for name, rest in (("examples", ()), ("corners", (2,)), ("flips", ()))
+            examples, corners, flips, crops = (
+                _interleaved([getattr(plan, name)[part] for plan, part in here])
+                for name in ("examples", "corners", "flips", "crops")
             )
-            examples, corners, flips = fields
-            yield rows, Visits(examples, np.array([len(examples)]), corners, flips)
+            yield rows, Visits(examples, np.array([len(examples)]), corners, flips, crops)
+
+
+def _interleaved(rows: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    together = np.stack(rows, axis=1)
+    return together.reshape(-1, *together.shape[2:])
