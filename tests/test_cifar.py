@@ -251,3 +251,6 @@ def test_the_limit_holds_for_both_parts_and_a_fraction_for_training(root: Path) 
     assert [len(half.data.y) for half in halves] == [150] * 3
     assert torch.equal(halves[0].data.x, halves[2].data.x) and not torch.equal(halves[0].data.x, halves[1].data.x)
     assert len(both.loaded) == 2
+    whole = both(with_settings(recipe_named("cifar10-iid"), NARROW))
+    held = np.sort(np.concatenate(whole.data.shards[:5]))
+    assert torch.equal(halves[0].data.x, whole.data.x[held])

@@ -57,6 +57,7 @@ def _part(data: Data, config: DataConfig, seed: int) -> Data:
         data = replace(data, **parts)
     if config.fraction < 1:
         kept = max(1, round(config.fraction * len(data.y)))
-        index = torch.from_numpy(np.sort(seeds.stream(seed, "fraction").permutation(len(data.y))[:kept]))
+        # The IID split's own draw: half of the examples are those of its first half of the devices.
+        index = torch.from_numpy(np.sort(seeds.stream(seed, "split").permutation(len(data.y))[:kept]))
         data = replace(data, x=data.x[index], y=data.y[index])
     return data
