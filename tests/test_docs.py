@@ -59,7 +59,8 @@ def test_every_setting_is_in_the_table() -> None:
 def test_results_are_those_of_the_runs(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every line of a quoted table is one of those that the commands beside it print."""
     results = ROOT / "results"
-    assert main(["paper", "--runs", str(results), "--out", str(tmp_path / "paper")]) == 0
+    for of in ("devices", "server"):
+        assert main(["paper", "--runs", str(results), "--of", of, "--out", str(tmp_path / of)]) == 0
     for recipe in {path.name.rsplit("-", 2)[0] for path in results.iterdir()}:
         runs = [str(path) for path in results.iterdir() if path.name.startswith(f"{recipe}-")]
         assert main(["report", *runs, "--out", str(tmp_path / recipe)]) == 0
