@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedhen import environment
 from fedhen.assembly import assemble
 from fedhen.config import Config
+from fedhen.cores import torch_threads
 from fedhen.data import sources
 from fedhen.data.batches import batch
 from fedhen.data.dataset import Data
@@ -192,18 +194,19 @@ def timed_trainings(experiment: Experiment, devices: Sequence[int]) -> Iterator[
 
 
 def product_rate(where: torch.device, precision: str) -> float:
-    """TFLOP/s of a large matrix product in that precision: the ceiling."""
+    """TFLOP/s of a large matrix product in that precision, on a CPU with all of its cores: the ceiling."""
     side = 8192 if where.type == "cuda" else 2048
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     a, b = (torch.randn(side, side, device=where).to(kind) for _ in range(2))
     times = []
-    for _ in range(6):
-        synchronise(where)
-        began = time.perf_counter()
-        a @ b
-        synchronise(where)
-        times.append(time.perf_counter() - began)
+    with torch_threads(os.cpu_count() or 1):
+        for _ in range(6):
+            synchronise(where)
+            began = time.perf_counter()
+            a @ b
+            synchronise(where)
+            times.append(time.perf_counter() - began)
     return 2 * side**3 / min(times) / 1e12
 
 
