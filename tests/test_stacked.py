@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ from fedhen.models.preact_resnet import Shape, preact_resnet
 from fedhen.rounds import Sent
 from fedhen.runtimes import stacked
 from fedhen.runtimes.plain import PlainDevices
-from fedhen.runtimes.stacked import StackedDevices, dealt
+from fedhen.runtimes.stack_convolutions import BY_TAP, products
+from fedhen.runtimes.stacked import Costs, StackedDevices, dealt
 
 METHODS = ["fedhen", "noside", "decouple", "side-apart", "fedavg"]
 LOCALS = ["plain", "fedprox", "scaffold", "feddyn"]
@@ -349,13 +351,38 @@ def test_the_same_seed_gives_the_same_bytes_twice_with_two_threads_and_with_one(
         assert all(torch.equal(found[0][name], tensor) for name, tensor in other.items())
 
 
+def test_few_products_are_the_convolution() -> None:
+    """All small images, kernels, strides and paddings that have a form, against torch's own, device by device."""
+    forms = {}
+    for side, size, stride, padding in product([1, 2, 3], [1, 2, 3, 5], [1, 2], [0, 1, 2]):
+        layer = nn.Conv2d(3, 4, (size, 3), (stride, 1), (padding, 1)).double()
+        shape = 5, 3, side, 2
+        if padding > size or size > side + 2 * padding or (form := products(layer, shape)) is None:
+            continue
+        x, weights = torch.randn(5, 2, *shape[1:]).double(), torch.randn(2, *layer.weight.shape).double()
+        bias = torch.randn(2, 4).double()
+        found = form(x, weights.permute(BY_TAP), bias)
+        for device in range(2):
+            alone = F.conv2d(x[:, device], weights[device], bias[device], layer.stride, layer.padding)
+            torch.testing.assert_close(found[:, device], alone, rtol=0, atol=1e-12)
+        forms[side, size, stride, padding] = found.shape[-2]
+    # 3 taps over one or two pixels, also by two; 2 pixels, 5 taps; a tap each.
+    expected = {(1, 3, 1, 1): 1, (2, 3, 1, 1): 2, (2, 3, 2, 1): 1, (2, 5, 1, 2): 2, (1, 1, 1, 0): 1, (2, 2, 1, 0): 1}
+    assert expected.items() <= forms.items() and (3, 3, 1, 1) not in forms and (2, 3, 1, 2) not in forms
+
+
 def test_devices_are_dealt_by_cost() -> None:
     """Costs 5, 5, 5 and 1, 1, 1, and 2 for each stack: 5 | 5, then 12 | 7, and the small ones join the lighter part."""
     tier_of = ["c", "c", "c", "s", "s", "s"]
-    costs = dict(enumerate([5.0, 5.0, 5.0, 1.0, 1.0, 1.0]))
-    once = dict.fromkeys(costs, 2.0)
-    assert dealt(costs, once, tier_of, 2) == [[0, 2], [1, 3, 4, 5]]
-    assert dealt(costs, once, tier_of, 1) == [[0, 1, 2, 3, 4, 5]]
+    costs = Costs(tier_of, dict(enumerate([5.0, 5.0, 5.0, 1.0, 1.0, 1.0])), dict.fromkeys(range(6), 2.0))
+    assert dealt(costs, 2) == [[0, 2], [1, 3, 4, 5]]
+    assert dealt(costs, 1) == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_tiers_stay_together_where_their_stacks_are_dear() -> None:
+    """3, 3 | 1, 1, 1, 1 with stacks of 10 each: one by one 3 + 1 + 1 + 20 in both parts, a tier at a time 16 and 14."""
+    each = dict(enumerate([3.0, 3.0, 1.0, 1.0, 1.0, 1.0]))
+    assert dealt(Costs(["c", "c", "s", "s", "s", "s"], each, dict.fromkeys(each, 10.0)), 2) == [[0, 1], [2, 3, 4, 5]]
 
 
 def test_an_error_in_a_thread_reaches_the_caller() -> None:

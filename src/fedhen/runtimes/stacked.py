@@ -28,8 +28,9 @@ HEAVY = 1e6
 """A model of so many weights is bound by memory: a stack of it gains nothing, and loses the caches."""
 WORTH_A_THREAD = 1e7
 """Devices whose forward passes together have fewer operations than this are not dealt to two threads."""
-ALWAYS = 4e7
-"""A step of a stack costs as much as this many operations of a forward pass, and what its devices need on top."""
+ALWAYS = 2e6
+"""A step of a stack costs as much as so many operations of a forward pass for every tensor of weights, and what its
+devices need on top."""
 PIECES = 2
 """Into how many parts of like cost the devices of a round are dealt. Fixed: sums must not depend on the machine."""
 
@@ -88,14 +89,16 @@ class StackedDevices:
     def jobs(self, devices: Sequence[int]) -> list[Job]:
         """The devices in stacks, the costliest first."""
         tier_of, shards, size = self.fleet.tier_of, self.fleet.data.shards, self.fleet.config.training.batch_size
-        costs = {device: self.costs[tier_of[device]] * len(shards[device]) for device in devices}
-        once = {device: ALWAYS * -(-len(shards[device]) // size) for device in devices}
+        each = {device: self.costs[tier_of[device]] * len(shards[device]) for device in devices}
+        tensors = {tier: len(held.learned) for tier, held in self.fleet.holdings.items()}
+        once = {d: ALWAYS * tensors[tier_of[d]] * -(-len(shards[d]) // size) for d in devices}
+        costs = Costs(tier_of, each, once)
         at_once = sum(self.costs[tier_of[device]] for device in devices) * size
         jobs: dict[Job, float] = {}
-        for piece, members in enumerate(dealt(costs, once, tier_of, PIECES if at_once > WORTH_A_THREAD else 1)):
+        for piece, members in enumerate(dealt(costs, PIECES if at_once > WORTH_A_THREAD else 1)):
             for tier in {tier_of[device]: None for device in members}:
                 own = tuple(device for device in members if tier_of[device] == tier)
-                jobs[Job(tier, piece, own)] = sum(costs[device] for device in own)
+                jobs[Job(tier, piece, own)] = sum(each[device] for device in own)
         for job in jobs:
             self.stack(job.tier, job.piece)
         return sorted(jobs, key=lambda job: -jobs[job])
@@ -160,19 +163,35 @@ class StackedDevices:
             return None
 
 
-def dealt(
-    costs: Mapping[int, float], once: Mapping[int, float], tier_of: Sequence[str], pieces: int
-) -> list[list[int]]:
-    """The devices in parts of like cost, each in their order: the costliest first, to where it ends up cheapest.
+@dataclass(frozen=True)
+class Costs:
+    """Of devices that train in stacks."""
 
-    A tier's first device in a part also costs what its stack costs however many it has.
-    """
+    tier_of: Sequence[str]
+    each: Mapping[int, float]
+    """Of a device by itself."""
+    once: Mapping[int, float]
+    """Of a stack that has the device, however many others it has."""
+
+    def of(self, part: Sequence[int]) -> float:
+        """Of the devices of a part, a stack a tier."""
+        stacks = {self.tier_of[device]: self.once[device] for device in sorted(part, key=self.once.__getitem__)}
+        return sum(self.each[device] for device in part) + sum(stacks.values())
+
+
+def dealt(costs: Costs, pieces: int) -> list[list[int]]:
+    """The devices in parts of like cost, in their order: dealt one by one, or a tier at a time if that is cheaper."""
+    tiers: dict[str, list[int]] = {}
+    for device in costs.each:
+        tiers.setdefault(costs.tier_of[device], []).append(device)
+    ways = [_dealt(costs, hands, pieces) for hands in ([[device] for device in costs.each], [*tiers.values()])]
+    return min(ways, key=lambda parts: max(map(costs.of, parts)))
+
+
+def _dealt(costs: Costs, hands: Sequence[Sequence[int]], pieces: int) -> list[list[int]]:
+    """The costliest hand first, each to where it ends up cheapest."""
     parts: list[list[int]] = [[] for _ in range(pieces)]
-    loads = [0.0] * pieces
-    for device in sorted(costs, key=lambda device: -costs[device]):
-        joins = [any(tier_of[other] == tier_of[device] for other in part) for part in parts]
-        after = [load + costs[device] + (0 if join else once[device]) for load, join in zip(loads, joins, strict=True)]
-        best = after.index(min(after))
-        parts[best].append(device)
-        loads[best] = after[best]
+    for hand in sorted(hands, key=lambda hand: -sum(costs.each[device] for device in hand)):
+        after = [costs.of([*part, *hand]) for part in parts]
+        parts[after.index(min(after))] += hand
     return [sorted(part) for part in parts]

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from fedhen.runtimes.stack_convolutions import KEPT, product
+from fedhen.runtimes.stack_convolutions import BY_TAP, products
 from fedhen.runtimes.stack_rules import ELEMENTWISE, PER_CHANNEL, Rule, layer_rule, mean, with_weights
 
 Order = tuple[int, ...]
@@ -187,9 +187,9 @@ class _Translation:
         """A convolution that wants its kernel in another order, which it may have if nobody else reads it."""
         if type(layer) is not nn.Conv2d or self._readers(layer.weight) > 1:
             return None
-        rule = product(layer, shape)
+        rule = products(layer, shape)
         if rule is not None:
-            self.orders[f"{node.target}.weight"] = KEPT
+            self.orders[f"{node.target}.weight"] = BY_TAP
         return rule
 
     def _readers(self, parameter: Tensor) -> int:
