@@ -68,6 +68,7 @@ def shown(found: dict[str, Any]) -> str:
     rows = [
         ("", *loops),
         ("seconds a round", *(f"{found[n]['seconds_a_round']:.3f}" for n in loops)),
+        ("  of those that all played", *(f"{found[n]['seconds_a_round_of_all']:.3f}" for n in loops)),
         ("  training", *(f"{found[n]['train']:.3f}" for n in loops)),
         ("  one evaluation", *(f"{found[n]['evaluate_once']:.3f}" for n in loops)),
         ("first round, training", *(f"{found[n]['first_round']:.1f}" for n in loops)),
@@ -91,7 +92,7 @@ def shown(found: dict[str, Any]) -> str:
             "",
             *_aligned(rows),
             "",
-            f"the engine is {found['ratio']:.1f} times as fast as the plain loop; "
+            f"the engine is {found['ratio']:.1f} times as fast as the plain loop, in rounds that both played; "
             f"a large matrix product reaches {scale * found['ceiling_tflops']:.0f} {unit} here",
             "",
             "the side objective, on a device of the largest tier (fast engine)",
