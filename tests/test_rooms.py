@@ -44,6 +44,7 @@ ROOMS = [
     "resuming",
     "playing",
     "assembly",
+    "limits",
     "bench",
     "reports",
     "progress",

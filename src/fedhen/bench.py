@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import resource
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,19 +17,23 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedhen import environment
 from fedhen.assembly import assemble
 from fedhen.config import Config
-from fedhen.cores import torch_threads
 from fedhen.data import sources
 from fedhen.data.batches import batch
 from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 from fedhen.experiment import Experiment, Step
+from fedhen.limits import peak, product_rate, reset_peak, synchronise
 from fedhen.params import size
 from fedhen.rounds import Sent
 from fedhen.runtimes.plain import PlainDevices
 
 SHAPES = {"cifar10": (3, 32, 32, 10), "cifar100": (3, 32, 32, 100)}
 """Channels, height, width and classes of data that random numbers can stand in for."""
+PLAIN_ROUNDS, PLAIN_SECONDS = 10, 40.0
+"""As many rounds of the plain loop are measured as take so long, at least one."""
+TURN = 2.0
+"""Seconds that a loop plays before it is another's turn: long against the caches that each has to fill anew."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,19 @@ def bench(ask: Ask, say: Callable[[str], None]) -> dict[str, Any]:
         # Where launches are the limit a plain loop is faster without autocast: the ratio is to the faster one.
         loops["plain tf32"] = with_runtime(ask.config, "plain", "tf32")
     seconds: dict[str, dict[int, float]] = {}
-    for name, config in loops.items():
-        say(f"{ask.config.recipe}, {name}")
-        loop = assemble(config, data=data, accelerator=ask.accelerator)
-        found[name], seconds[name] = measured(loop, ask.rounds if name == "fast" else 0)
-        found[name]["share_of_ceiling"] = found[name]["tflops"] / ceiling
-        del loop
+    # On a shared machine neighbours come and go: loops that play in turns see the same. A GPU's memory is for one.
+    for together in [[*loops]] if where.type == "cpu" else [[name] for name in loops]:
+        playing = {}
+        for name in together:
+            say(f"{ask.config.recipe}, {name}")
+            experiment = assemble(loops[name], data=data, accelerator=ask.accelerator)
+            playing[name] = Loop(experiment, ask.rounds if name == "fast" else 0)
+        while [name for name in together if playing[name].goes_on()]:
+            pass
+        for name in together:
+            found[name], seconds[name] = playing[name].measured()
+            found[name]["share_of_ceiling"] = found[name]["tflops"] / ceiling
+        del playing, experiment
     # Rounds differ in which devices are active: only those that all have played are compared.
     same = set.intersection(*map(set, seconds.values()))
     for name, own in seconds.items():
@@ -104,42 +114,58 @@ def with_runtime(config: Config, engine: str, precision: str) -> Config:
     return replace(config, runtime=runtime, rounds=10**6)
 
 
-def measured(experiment: Experiment, rounds: int, budget: float = 40.0) -> tuple[dict[str, Any], dict[int, float]]:
-    """Seconds, steps and operations of a loop, and the seconds of each round that counts.
+class Loop:
+    """A loop that is measured, warmed up: graphs are captured, kernels chosen, and models scored once."""
 
-    Without a number of rounds, it plays as many as there is time for.
-    """
-    reset_peak(experiment.data.x.device)
-    began, steps = time.perf_counter(), []
-    # Until everything has been used once: graphs are captured, kernels chosen, and models scored.
-    warm = experiment.config.evaluation.every + 1
-    # A plain loop needs one round for that, and then plays the same ones.
-    experiment.played = 0 if rounds else warm - 1
-    for step in islice(experiment.play(), warm + rounds if rounds else 11):
-        steps.append(step)
-        spent = time.perf_counter() - began
-        if not rounds and len(steps) > 1 and spent + spent / len(steps) > budget:
-            break
-    counted = [step for step in steps if step.record["round"] > warm]
-    train = mean(step.timing["train"] for step in counted)
-    scoring = [step.timing["evaluate"] for step in counted if "accuracy" in step.record]
-    evaluate = mean(scoring) if scoring else score_once(experiment)
-    ends = [[(d, plan_ends(experiment, s, d)) for d in s.record["active"]] for s in counted]
-    each = {tier: operations(experiment, tier) for tier in experiment.server}
-    local = mean(sum(len(steps) for _, steps in round_) for round_ in ends)
-    work = mean(sum(steps[-1] * each[experiment.tier_of[d]] for d, steps in round_) for round_ in ends)
-    scored = evaluate / experiment.config.evaluation.every
-    found = {
-        "rounds": len(counted),
-        "seconds_a_round": train + scored,
-        "train": train,
-        "evaluate_once": evaluate,
-        "first_round": steps[0].timing["train"],
-        "steps_a_second": local / train,
-        "tflops": work / train / 1e12,
-        "peak_memory_mb": peak(experiment.data.x.device) / 1e6,
-    }
-    return found, {step.record["round"]: step.timing["train"] + scored for step in counted}
+    def __init__(self, experiment: Experiment, rounds: int) -> None:
+        reset_peak(experiment.data.x.device)
+        self.experiment = experiment
+        self.warm = experiment.config.evaluation.every + 1
+        # A plain loop needs one round for that, and then plays the same ones.
+        experiment.played = 0 if rounds else self.warm - 1
+        self.left, self.seconds = (rounds, math.inf) if rounds else (PLAIN_ROUNDS, PLAIN_SECONDS)
+        self.steps, self.play = list[Step](), experiment.play()
+        self.first = self._step().timing["train"]
+        while experiment.played < self.warm:
+            self._step()
+        self.steps.clear()
+
+    def goes_on(self) -> bool:
+        """Play for a turn, if there are rounds and seconds left."""
+        end, before = time.perf_counter() + TURN, len(self.steps)
+        while self.left and time.perf_counter() < end and (self.seconds > 0 or not self.steps):
+            self.left -= 1
+            self._step()
+        return len(self.steps) > before
+
+    def _step(self) -> Step:
+        step = next(self.play)
+        self.steps.append(step)
+        self.seconds -= step.timing["total"]
+        return step
+
+    def measured(self) -> tuple[dict[str, Any], dict[int, float]]:
+        """Seconds, steps and operations of the rounds since, and the seconds of each."""
+        experiment, steps = self.experiment, self.steps
+        train = mean(step.timing["train"] for step in steps)
+        scoring = [step.timing["evaluate"] for step in steps if "accuracy" in step.record]
+        evaluate = mean(scoring) if scoring else score_once(experiment)
+        ends = [[(d, plan_ends(experiment, s, d)) for d in s.record["active"]] for s in steps]
+        each = {tier: operations(experiment, tier) for tier in experiment.server}
+        local = mean(sum(len(own) for _, own in round_) for round_ in ends)
+        work = mean(sum(own[-1] * each[experiment.tier_of[d]] for d, own in round_) for round_ in ends)
+        scored = evaluate / experiment.config.evaluation.every
+        found = {
+            "rounds": len(steps),
+            "seconds_a_round": train + scored,
+            "train": train,
+            "evaluate_once": evaluate,
+            "first_round": self.first,
+            "steps_a_second": local / train,
+            "tflops": work / train / 1e12,
+            "peak_memory_mb": peak(experiment.data.x.device) / 1e6,
+        }
+        return found, {step.record["round"]: step.timing["train"] + scored for step in steps}
 
 
 def score_once(experiment: Experiment) -> float:
@@ -203,49 +229,3 @@ def timed_trainings(experiment: Experiment, devices: Sequence[int]) -> Iterator[
         list(experiment.devices.train(number, sent, devices))
         synchronise(experiment.data.x.device)
         yield time.perf_counter() - began
-
-
-def product_rate(where: torch.device, precision: str) -> float:
-    """TFLOP/s of a large matrix product in that precision, on a CPU with all of its cores: the ceiling."""
-    side = 8192 if where.type == "cuda" else 2048
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    a, b = (torch.randn(side, side, device=where).to(kind) for _ in range(2))
-    times = []
-    with torch_threads(os.cpu_count() or 1):
-        for _ in range(6):
-            synchronise(where)
-            began = time.perf_counter()
-            a @ b
-            synchronise(where)
-            times.append(time.perf_counter() - began)
-    return 2 * side**3 / min(times) / 1e12
-
-
-def synchronise(where: torch.device) -> None:
-    """Wait until all work there is done."""
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
-
-
-def reset_peak(where: torch.device) -> None:
-    """Measure the peak of memory from here on, where the system allows."""
-    if where.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(where)
-        return
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return
-
-
-def peak(where: torch.device) -> float:
-    """The peak of memory in bytes: the GPU's, or the process's."""
-    if where.type == "cuda":
-        return torch.cuda.max_memory_allocated(where)
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
