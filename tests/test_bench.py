@@ -7,9 +7,10 @@ import json
 import pytest
 
 from fedhen.assembly import assemble
-from fedhen.bench import operations
+from fedhen.bench import Loop, operations
 from fedhen.cli import main
 from fedhen.recipes import recipe_named
+from fedhen.toml import with_settings
 
 
 def test_operations_are_those_of_the_layers() -> None:
@@ -39,6 +40,19 @@ def test_bench_measures_both_loops(capsys: pytest.CaptureFixture[str]) -> None:
     assert side["with"]["bytes_each_way"] - side["without"]["bytes_each_way"] == 4 * (1 + 320 + 10)
     assert side["ratio"]["gflop_an_example"] > 1
     assert "measuring" in err
+
+
+def test_the_same_rounds_are_compared() -> None:
+    """Evaluated every other round: three rounds to warm up, then the fourth and later ones, by the same devices."""
+    changes = ["evaluation.every=2", "data.limit=100", "training.epochs=1", "rounds=99"]
+    played = []
+    for rounds in (2, 0):
+        loop = Loop(assemble(with_settings(recipe_named("digits"), changes), accelerator="cpu"), rounds)
+        while len(loop.steps) < 2 and loop.goes_on():
+            pass
+        played.append([(step.record["round"], step.record["active"]) for step in loop.steps][:2])
+        assert loop.experiment.scoring
+    assert [number for number, _ in played[0]] == [4, 5] and played[0] == played[1]
 
 
 def test_bench_as_text(capsys: pytest.CaptureFixture[str]) -> None:

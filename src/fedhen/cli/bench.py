@@ -64,7 +64,8 @@ def shown(found: dict[str, Any]) -> str:
     loops = [name for name in ("plain", "plain tf32", "fast") if name in found]
     hardware, unit = found["hardware"], "TFLOP/s" if found["ceiling_tflops"] > 1 else "GFLOP/s"
     scale = 1 if unit == "TFLOP/s" else 1e3
-    where = hardware["accelerator"] if hardware["accelerator"] != "cpu" else hardware["cpu"]
+    on_cpu = hardware["accelerator"] == "cpu"
+    where = hardware["cpu"] if on_cpu else hardware["accelerator"]
     rows = [
         ("", *loops),
         ("seconds a round", *(f"{found[n]['seconds_a_round']:.3f}" for n in loops)),
@@ -75,7 +76,7 @@ def shown(found: dict[str, Any]) -> str:
         ("local steps a second", *(f"{found[n]['steps_a_second']:.0f}" for n in loops)),
         (unit, *(f"{scale * found[n]['tflops']:.1f}" for n in loops)),
         ("share of the ceiling", *(f"{100 * found[n]['share_of_ceiling']:.1f} %" for n in loops)),
-        ("peak memory, MB", *(f"{found[n]['peak_memory_mb']:.0f}" for n in loops)),
+        (f"peak memory{' of all' * on_cpu}, MB", *(f"{found[n]['peak_memory_mb']:.0f}" for n in loops)),
         ("rounds measured", *(str(found[n]["rounds"]) for n in loops)),
     ]
     side = found["side_objective"]

@@ -164,10 +164,18 @@ def play(link: Link, config: Config, run: Path, options: argparse.Namespace) -> 
                 for record, timing in follow(link, number, run, config.rounds, go_on):
                     shown.show(config.method, record, timing)
         except Stopped as told:
-            link.stop(number)
-            # Before its first round there is nothing to go on with.
-            said = f"stopped; go on with: {go_on}" if (run / CONFIG).is_file() else "stopped"
-            raise Stopped(told.signal, said) from None
+            raise Stopped(told.signal, stopped(link, number, run, go_on)) from None
+
+
+def stopped(link: Link, number: str, run: Path, go_on: str) -> str:
+    """Stop a run on the SuperLink; what became of it, and how to go on."""
+    said = "stopped"
+    try:
+        link.stop(number)
+    except UserError as error:
+        said = f"the run could not be stopped: {error}"
+    # Before its first round there is nothing to go on with, nor after its last.
+    return f"{said}; go on with: {go_on}" if (run / CONFIG).is_file() and not (run / SUMMARY).is_file() else said
 
 
 def as_before(config: Config, run: Path, rounds: int | None) -> Config:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -65,22 +65,25 @@ def as_it_is(x: Tensor, plan: Visits, part: slice) -> Tensor:
 
 def crop_and_flip(x: Tensor, plan: Visits, part: slice) -> Tensor:
     """A random crop of the normalised image padded with PADDING zeros, flipped half of the time."""
+    return _windows(x, plan.corners[part], plan.flips[part])
+
+
+def half_crop_and_flip(x: Tensor, plan: Visits, part: slice) -> Tensor:
+    """Cropped half of the time too."""
+    return _windows(x, np.where(plan.crops[part, None], plan.corners[part], PADDING), plan.flips[part])
+
+
+def _windows(x: Tensor, corners: Index, flips: Coins) -> Tensor:
     height, width = x.shape[-2:]
     padded = torch.nn.functional.pad(x, (PADDING,) * 4)
-    top, left = torch.from_numpy(plan.corners[part]).to(x.device).T
-    flip = torch.from_numpy(plan.flips[part]).to(x.device)
+    top, left = torch.from_numpy(corners).to(x.device).T
+    flip = torch.from_numpy(flips).to(x.device)
     rows = top[:, None] + torch.arange(height, device=x.device)
     columns = torch.arange(width, device=x.device)
     columns = left[:, None] + torch.where(flip[:, None], columns.flip(0), columns)
     image = torch.arange(len(x), device=x.device)[:, None, None, None]
     channel = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
     return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
-
-
-def half_crop_and_flip(x: Tensor, plan: Visits, part: slice) -> Tensor:
-    """Cropped half of the time too."""
-    corners = np.where(plan.crops[:, None], plan.corners, PADDING)
-    return crop_and_flip(x, replace(plan, corners=corners), part)
 
 
 AUGMENTATIONS = {"none": as_it_is, "crop-flip": crop_and_flip, "half-crop-flip": half_crop_and_flip}

@@ -101,7 +101,10 @@ class Link:
         try:
             self._flwr("stop", number, CONNECTION, "--format", "json")
         except UserError:
-            if not self.status(number).startswith("finished"):
+            ended = False
+            with suppress(UserError):
+                ended = self.status(number).startswith("finished")
+            if not ended:
                 raise
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:

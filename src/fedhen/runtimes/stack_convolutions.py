@@ -102,6 +102,10 @@ def _form(side: int, size: int, stride: int, padding: int) -> _Form | None:
 
 
 def _few(x: Tensor, weight: Tensor, form: _Form) -> Tensor:
+    if torch.is_autocast_enabled("cpu"):
+        # The sums before and after the products are not for short numbers.
+        with torch.autocast("cpu", enabled=False):
+            return _few(x.to(weight.dtype), weight, form)
     batch, devices, channels = x.shape[:3]
     taps, inputs, outputs = form.of(weight.dtype)
     kernels = (taps @ weight.flatten(3).flatten(1, 2)).view(-1, channels, weight.shape[-1])

@@ -173,11 +173,6 @@ class Costs:
     once: Mapping[int, float]
     """Of a stack that has the device, however many others it has."""
 
-    def of(self, part: Sequence[int]) -> float:
-        """Of the devices of a part, a stack a tier."""
-        stacks = {self.tier_of[device]: self.once[device] for device in sorted(part, key=self.once.__getitem__)}
-        return sum(self.each[device] for device in part) + sum(stacks.values())
-
 
 def dealt(costs: Costs, pieces: int) -> list[list[int]]:
     """The devices in parts of like cost, in their order: dealt one by one, or a tier at a time if that is cheaper."""
@@ -185,13 +180,20 @@ def dealt(costs: Costs, pieces: int) -> list[list[int]]:
     for device in costs.each:
         tiers.setdefault(costs.tier_of[device], []).append(device)
     ways = [_dealt(costs, hands, pieces) for hands in ([[device] for device in costs.each], [*tiers.values()])]
-    return min(ways, key=lambda parts: max(map(costs.of, parts)))
+    return min(ways)[1]
 
 
-def _dealt(costs: Costs, hands: Sequence[Sequence[int]], pieces: int) -> list[list[int]]:
-    """The costliest hand first, each to where it ends up cheapest."""
+def _dealt(costs: Costs, hands: Sequence[Sequence[int]], pieces: int) -> tuple[float, list[list[int]]]:
+    """Hands of a tier each, the costliest first, to where it ends up cheapest; and what the dearest part costs."""
     parts: list[list[int]] = [[] for _ in range(pieces)]
-    for hand in sorted(hands, key=lambda hand: -sum(costs.each[device] for device in hand)):
-        after = [costs.of([*part, *hand]) for part in parts]
-        parts[after.index(min(after))] += hand
-    return [sorted(part) for part in parts]
+    loads, stacks = [0.0] * pieces, [dict[str, float]() for _ in range(pieces)]
+    own = {tuple(hand): sum(costs.each[device] for device in hand) for hand in hands}
+    for hand in sorted(own, key=lambda hand: -own[hand]):
+        tier, once = costs.tier_of[hand[0]], max(costs.once[device] for device in hand)
+        more = [max(once - had.get(tier, 0.0), 0.0) for had in stacks]
+        after = [load + own[hand] + stack for load, stack in zip(loads, more, strict=True)]
+        best = after.index(min(after))
+        loads[best] = after[best]
+        stacks[best][tier] = max(stacks[best].get(tier, 0.0), once)
+        parts[best] += hand
+    return max(loads), [sorted(part) for part in parts]
