@@ -36,7 +36,6 @@ ENOUGH = 4.0
 TURN = 2.0
 """Seconds that a loop plays before it is another's turn: long against the caches that each has to fill anew."""
 
-
 Seconds = dict[tuple[int, ...], float]
 """Of a round, by its number and the devices that were active."""
 
@@ -125,13 +124,13 @@ class Loop:
     def __init__(self, experiment: Experiment, rounds: int) -> None:
         reset_peak(experiment.data.x.device)
         self.experiment = experiment
-        self.warm = experiment.config.evaluation.every + 1
+        warm = experiment.config.evaluation.every + 1
         # A plain loop needs one round for that, and then plays the same ones.
-        experiment.played = 0 if rounds else self.warm - 1
+        experiment.played = 0 if rounds else warm - 1
         self.left, self.seconds = (rounds, math.inf) if rounds else (PLAIN_ROUNDS, PLAIN_SECONDS)
         self.steps, self.play = list[Step](), experiment.play()
         self.first = self._step().timing["train"]
-        while experiment.played < self.warm:
+        while experiment.played < warm:
             self._step()
         if not any("accuracy" in step.record for step in self.steps):
             score_once(experiment)

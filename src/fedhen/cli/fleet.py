@@ -151,7 +151,7 @@ def run_command(options: argparse.Namespace) -> int:
 def play(link: Link, config: Config, run: Path, options: argparse.Namespace) -> None:
     """Start a training and show its rounds; told to stop, stop it."""
     from fedhen.fleet.folder import run_line
-    from fedhen.fleet.following import follow
+    from fedhen.fleet.following import finished, follow
 
     go_on = run_line(link.folder.path, run)
     with interruptible() as signals:
@@ -164,18 +164,19 @@ def play(link: Link, config: Config, run: Path, options: argparse.Namespace) -> 
                 for record, timing in follow(link, number, run, config.rounds, go_on):
                     shown.show(config.method, record, timing)
         except Stopped as told:
-            raise Stopped(told.signal, stopped(link, number, run, go_on)) from None
+            said = stopped(link, number)
+            # Before its first round there is nothing to go on with, nor after its last.
+            is_left = (run / CONFIG).is_file() and finished(run) < config.rounds
+            raise Stopped(told.signal, f"{said}; go on with: {go_on}" if is_left else said) from None
 
 
-def stopped(link: Link, number: str, run: Path, go_on: str) -> str:
-    """Stop a run on the SuperLink; what became of it, and how to go on."""
-    said = "stopped"
+def stopped(link: Link, number: str) -> str:
+    """Stop a run on the SuperLink, and say what became of it."""
     try:
         link.stop(number)
     except UserError as error:
-        said = f"the run could not be stopped: {error}"
-    # Before its first round there is nothing to go on with, nor after its last.
-    return f"{said}; go on with: {go_on}" if (run / CONFIG).is_file() and not (run / SUMMARY).is_file() else said
+        return f"the run could not be stopped: {error}"
+    return "stopped"
 
 
 def as_before(config: Config, run: Path, rounds: int | None) -> Config:
