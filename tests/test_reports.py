@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -247,6 +248,52 @@ def test_what_cannot_be_compared_is_refused_in_one_line() -> None:
         write_report([run], Path("unused"), kind="device")
 
 
+def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
+    def variant(steps: dict[int, float], seed: int = 0, method: str = "noside", **config: Any) -> Run:
+        return make_run(method, {"simple": staircase(10, steps)}, seed=seed, **config)
+
+    usual, other = {"lr": 0.1, "clip": 10.0}, {"lr": 0.2, "clip": 10.0}
+    runs = [
+        variant({4: 0.8}, training=usual),
+        variant({2: 0.8}, training=other, checkpoint={"minutes": 1.0}),
+        variant({6: 0.8}, seed=1, training=usual),
+        variant({3: 0.8}, seed=1, training=other, planned=20),
+    ]
+    comparison = compare(runs)
+    assert {name: [run.seed for run in each] for name, each in comparison.by_method.items()} == {
+        "noside": [0, 1],
+        "noside, lr=0.2": [0, 1],
+    }
+    table = cost_table(comparison, choose_targets(comparison, {"simple": [80.0]}), "devices", ROUNDS)
+    assert table.groups[0].rows[0][1:3] == ("5.0 ± 1.4", "2.5 ± 0.7")
+    said = "\n".join(warnings(comparison))
+    assert "rounds is 10 or 20" in said and "training.lr" not in said and "checkpoint" not in said
+    # The hero's are its own, and another method's settings are still warned of.
+    with_hero = compare([*runs, variant({1: 0.8}, method="fedhen", training={"lr": 0.3, "clip": 5.0})])
+    assert with_hero.methods == ("fedhen", "noside", "noside, lr=0.2")
+    said = "\n".join(warnings(with_hero))
+    assert "training.clip is 5.0 or 10.0" in said and "training.lr is 0.3 or 0.1." in said
+
+
+def test_variants_are_named_by_what_tells_them_apart() -> None:
+    def names(*configs: dict[str, Any]) -> tuple[str, ...]:
+        return compare([make_run("mine", {"simple": [0.5]}, **config) for config in configs]).methods
+
+    # How a run was played counts where nothing else differs.
+    assert names({"runtime": {"precision": "bf16"}}, {"runtime": {"precision": "fp32"}}) == (
+        "mine",
+        "mine, precision=fp32",
+    )
+    assert names(
+        {"model": {"groups": 2}, "runtime": {"precision": "bf16"}},
+        {"model": {"groups": 4}, "runtime": {"precision": "fp32"}},
+    ) == ("mine", "mine, groups=4")
+    # Two settings of one name are told apart by their sections.
+    assert names(
+        {"split": {"kind": "iid"}, "model": {"kind": "a"}}, {"split": {"kind": "two"}, "model": {"kind": "b"}}
+    )[1] == ("mine, split.kind=two, model.kind=b")
+
+
 def test_differing_settings_and_unfinished_runs_are_warned_of() -> None:
     runs = [
         make_run("fedhen", {"simple": [0.5]}, training={"lr": 0.1, "epochs": 5}),
@@ -276,6 +323,7 @@ def test_a_method_looks_the_same_everywhere_and_unlike_the_others() -> None:
     everything = looks(names)
     assert looks(["noside"])["noside"] == looks(["scaffold", "noside"])["noside"] == everything["noside"]
     assert looks(names[::-1]) == everything
+    assert len(set(everything.values())) == len(names)
     for one, two in combinations(names, 2):
         assert not set(map(str, everything[one])) & set(map(str, everything[two])), (one, two)
 

@@ -1,8 +1,12 @@
-"""Runs of one recipe, checked at the door and grouped by method: what every table, curve and page is made of."""
+"""Runs of one recipe, checked at the door and grouped by method: what every table, curve and page is made of.
+
+Runs of one method and seed that differ in settings are variants of it, each with a column of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -17,8 +21,11 @@ HERO = "fedhen"
 BROUGHT = (
     *("method", "method_file", "seed", "tiers", "targets", "local"),
     *("model.nesting", "model.scaler", "training.masked_loss", "server.label_rows"),
+    *("checkpoint", "fleet"),
 )
-"""Settings and sections in which runs of different methods may differ without a word: methods bring them along."""
+"""Settings and sections in which runs may differ without a word: methods bring them along, or they change no number."""
+HANDLING = ("rounds", "runtime", "evaluation", "targets", "checkpoint", "fleet")
+"""Settings and sections that say how an experiment is played and looked at, not which one it is."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,8 @@ class Comparison:
     """The runs of every method, one a seed; the first method is the hero, the others are its baselines."""
 
     by_method: dict[str, tuple[Run, ...]]
+    varied: frozenset[str] = frozenset()
+    """The settings that tell a method's variants apart; a variant's name gives its own."""
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -80,9 +89,34 @@ def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
                 f"runs with different tiers need a report each: {most.folder} has {', '.join(most.tiers)}, "
                 f"{run.folder} has {', '.join(run.tiers)}"
             )
+    methods = dict.fromkeys(run.method for run in runs)
+    varied = frozenset(chain.from_iterable(_varied([run for run in runs if run.method == each]) for each in methods))
+    plain = {each: next(run for run in runs if run.method == each) for each in methods}
+    named: dict[str, list[Run]] = {}
+    for run in runs:
+        named.setdefault(_name(run, plain[run.method], varied), []).append(run)
     # Where no run is plainly the hero's, one with a local variant of it is.
-    methods = sorted(dict.fromkeys(run.method for run in runs), key=lambda m: (m != hero, m.partition("+")[0] != hero))
-    return Comparison({method: _seeds([run for run in runs if run.method == method]) for method in methods})
+    first_of = {name: each[0].method for name, each in named.items()}
+    names = sorted(named, key=lambda n: (first_of[n] != hero, first_of[n].partition("+")[0] != hero, n != first_of[n]))
+    return Comparison({name: _seeds(named[name]) for name in names}, varied)
+
+
+def _varied(runs: Sequence[Run]) -> set[str]:
+    """The settings in which runs of a method and seed differ; how they were played counts where nothing else does."""
+    differ: set[str] = set()
+    for seed in {run.seed for run in runs}:
+        twins = [flat(run.config) for run in runs if run.seed == seed]
+        differ |= {key for key in chain.from_iterable(twins) if len({str(twin.get(key)) for twin in twins}) > 1}
+    return {key for key in differ if key.split(".")[0] not in HANDLING} or differ
+
+
+def _name(run: Run, plain: Run, varied: Iterable[str]) -> str:
+    """A method's name, and what makes a variant of it: the settings that are not those of the method's first run."""
+    own, usual = flat(run.config), flat(plain.config)
+    changed = [key for key in own if key in varied and own[key] != usual.get(key)]
+    ends = Counter(key.rpartition(".")[2] for key in varied)
+    short = {key: key if ends[key.rpartition(".")[2]] > 1 else key.rpartition(".")[2] for key in changed}
+    return ", ".join([run.method, *(f"{short[key]}={own[key]}" for key in changed)])
 
 
 def _seeds(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -129,7 +163,7 @@ def scored_kind(runs: Sequence[Run], asked: str | None) -> str:
 def warnings(comparison: Comparison) -> list[str]:
     """What a reader must know before trusting the numbers; empty if all runs are whole, finished and set up alike."""
     runs = comparison.runs
-    return [*_damaged(runs), *_unfinished(runs), *_without_average(runs), *_differences(runs)]
+    return [*_damaged(runs), *_unfinished(runs), *_without_average(runs), *_differences(comparison)]
 
 
 def _damaged(runs: Sequence[Run]) -> Iterator[str]:
@@ -158,10 +192,13 @@ def _without_average(runs: Sequence[Run]) -> Iterator[str]:
         )
 
 
-def _differences(runs: Sequence[Run]) -> Iterator[str]:
-    settings = [flat(run.config) for run in runs]
+def _differences(comparison: Comparison) -> Iterator[str]:
+    settings = [flat(run.config) for run in comparison.runs]
+    # What tells a method's variants apart is in their names; between methods it may differ all the same.
+    plain = [flat(run.config) for name, runs in comparison.by_method.items() for run in runs if name == run.method]
     for key in dict.fromkeys(chain.from_iterable(settings)):
-        values = list(dict.fromkeys(str(each.get(key, "not set")) for each in settings))
+        compared = plain if key in comparison.varied else settings
+        values = list(dict.fromkeys(str(each.get(key, "not set")) for each in compared))
         if len(values) > 1 and key not in BROUGHT and key.split(".")[0] not in BROUGHT:
             yield f"The runs differ in more than method and seed: {key} is {' or '.join(values)}."
 

@@ -65,8 +65,11 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
     for method in sorted(set(methods) - set(KNOWN)):
         start = crc32(method.encode())
         places = [(start + step) % len(COLOURS) for step in range(len(COLOURS))]
-        used.append(min(places, key=used.count))
-        chosen[method] = (COLOURS[used[-1]], STYLES[used[-1]], MARKERS[used[-1]])
+        place = min(places, key=used.count)
+        # Whoever shares a colour has another style and marker.
+        other = (place + used.count(place)) % len(COLOURS)
+        chosen[method] = (COLOURS[place], STYLES[other], MARKERS[other])
+        used.append(place)
     return chosen
 
 

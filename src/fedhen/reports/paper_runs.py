@@ -34,8 +34,8 @@ CENTRALISED: tuple[Reference, ...] = tuple(CENTRALISED_PERCENT)
 """The paper's eight centralised references."""
 NOT_RUN = "not run"
 """What a table says where there is no run."""
-LOOKS = ("runtime", "evaluation", "targets")
-FREE = ("recipe", "method", "seed", "runtime", "evaluation", "targets")
+LOOKS = ("runtime", "evaluation", "targets", "checkpoint", "fleet")
+FREE = ("recipe", "method", "seed", *LOOKS)
 """Settings and sections that may differ from the recipe's without making another experiment of it."""
 
 

@@ -9,6 +9,8 @@ from html import escape
 
 WIDTH = 100
 """Columns of a terminal that notes are wrapped to."""
+HEADING = 20
+"""Characters of a heading in one line."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ class Table:
 
 def to_text(table: Table) -> str:
     """Aligned columns for a terminal."""
-    rows = [table.columns, *(row for group in table.groups for row in group.rows)]
+    tall = [_wrapped(heading) for heading in table.columns]
+    depth = max(map(len, tall))
+    heads = list(zip(*([""] * (depth - len(each)) + each for each in tall), strict=True))
+    rows = [*heads, *(row for group in table.groups for row in group.rows)]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
 
     def line(row: tuple[str, ...]) -> str:
@@ -61,13 +66,20 @@ def to_text(table: Table) -> str:
         return "  ".join(["  " + first, *others]).rstrip()
 
     rule = "─" * max(len(line(row)) for row in rows)
-    lines = [table.title, rule, line(table.columns), rule]
+    lines = [table.title, rule, *map(line, heads), rule]
     for group in table.groups:
         lines += [group.title, *map(line, table.shown(group))]
     lines.append(rule)
     for note in table.notes:
         lines += textwrap.wrap(note, WIDTH)
     return printable("\n".join(lines)) + "\n"
+
+
+def _wrapped(heading: str) -> list[str]:
+    """A heading in lines of HEADING characters, what is in brackets in one piece."""
+    whole = re.sub(r"\(.*?\)", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), heading)
+    lines = textwrap.wrap(whole, HEADING, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
 
 
 def printable(text: str) -> str:
