@@ -23,12 +23,12 @@ from fedhen import checkpoints, state, toml
 from fedhen.assembly import assemble
 from fedhen.checkpoints import Damaged, Entry, Kind, kind_of
 from fedhen.cli import main
-from fedhen.config import Config
+from fedhen.config import Config, TrainingConfig
 from fedhen.errors import Stopped, UserError
 from fedhen.experiment import Experiment, one_pass_each
 from fedhen.model_files import model_path
 from fedhen.playing import Abandoned, Stop, play_into
-from fedhen.resuming import How
+from fedhen.resuming import How, check_same, settings_of
 from kills import content, same
 
 RESUME = How(resume=True)
@@ -222,6 +222,14 @@ def test_other_data_is_refused_by_name(part: str, change: Callable[[list[Any]], 
         text = (folder / "config.toml").read_text()
         (folder / "config.toml").write_text(text.replace("seed = 0", "seed = 1"))
         resumed(folder, family=other)
+
+
+def test_a_checkpoint_from_before_a_setting_was_there_can_be_used() -> None:
+    """It was made with what is now the default."""
+    older = {key: value for key, value in settings_of(Config()).items() if key != "training.lr_warmup"}
+    check_same(Config(), older, "it")
+    with pytest.raises(UserError, match=r"training.lr_warmup is 5, was 0"):
+        check_same(Config(training=TrainingConfig(lr_warmup=5)), older, "it")
 
 
 def forged(folder: Path, change: Callable[[dict[str, Any], list[Entry]], None]) -> checkpoints.Saved:

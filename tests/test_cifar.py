@@ -187,8 +187,8 @@ def test_every_setting_of_a_centralised_run_can_be_set(root: Path) -> None:
     """The schedule that the docs state, and each value changed from the command line."""
     c = centralised(recipe_named("cifar10-iid"), "simple")
     t = c.training
-    assert (c.rounds, t.epochs, t.lr, t.lr_schedule, t.momentum, t.batch_size, t.weight_decay) == (
-        *(100, 1, 0.1, "cosine"),
+    assert (c.rounds, t.epochs, t.lr, t.lr_schedule, t.lr_warmup, t.momentum, t.batch_size, t.weight_decay) == (
+        *(100, 1, 0.1, "cosine", 5),
         *(0.9, 128, 5e-4),
     )
     settings = ["training.lr=0.05", "training.momentum=0.0", "training.batch_size=64", "rounds=1", NARROW[0], NARROW[1]]

@@ -97,43 +97,40 @@ def test_three_rounds_agree_with_the_cpu(method: str, local: str) -> None:
             torch.testing.assert_close(gpu.server[tier][name].cpu(), tensor, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("settings", "tolerance"),
-    [
-        (["rounds=1", "training.epochs=1", "training.batch_size=70"], 1e-5),
-        (["rounds=1", "training.epochs=1"], 1e-3),
-    ],
-    ids=["one step", "one epoch"],
-)
 @pytest.mark.parametrize("method", METHODS)
-def test_the_engine_agrees_with_the_plain_runtime(method: str, settings: list[str], tolerance: float) -> None:
-    both = [f"method={method}", "runtime.precision=fp32", *settings]
-    assert apart(played(digits("runtime.engine=plain", *both)), played(digits(*both))) < tolerance
+def test_a_step_agrees_with_the_plain_runtime(method: str) -> None:
+    both = [f"method={method}", "runtime.precision=fp32", "rounds=1", "training.epochs=1", "training.batch_size=70"]
+    assert apart(played(digits("runtime.engine=plain", *both)), played(digits(*both))) < 1e-5
 
 
-def in_double(*settings: str) -> Experiment:
-    """The digits' networks in float64."""
+def in_double(*settings: str, moved: int = 0) -> Experiment:
+    """The digits' networks in float64, for draw `moved` from a start whose weights are moved by about 1e-6 of them."""
     config = toml.with_settings(recipe_named("digits"), ["rounds=3", "evaluation.every=3", *settings])
     data = assemble(config, accelerator="cpu").data
     single = family_named(config, data.shape, data.classes)
     builds = {tier: partial(lambda tier: single.build(tier).double(), tier) for tier in single.tiers}
-    return played(assemble(config, family=Family(builds), accelerator="cuda"))
+    experiment = assemble(config, family=Family(builds), accelerator="cuda")
+    if moved:
+        draws = torch.Generator().manual_seed(moved)
+        for weights in experiment.server.values():
+            for tensor in weights.values():
+                tensor.mul_(1 + 1e-6 * torch.randn(tensor.shape, generator=draws).to(tensor))
+    return played(experiment)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_three_rounds_agree(method: str) -> None:
-    """In float64 within 1e-6; in fp32 the engine is as near to that as the plain runtime is, within a factor of 5.
+    """In float64 within 1e-6; in fp32 within twice of what float64 runs are apart whose starts differ by 1e-6.
 
-    Rounding grows from step to step, so that after three rounds with the recipe's learning rate two plain runs that
-    differ in nothing but the order of their sums may be a quarter of their way apart.
+    A unit of a ReLU that is 0 but for rounding may fall on either side, and the way forks: a start moved by as little
+    as 1e-7 ends either 1e-5 of its way from the first or several percent.
     """
     settings = f"method={method}", "training.epochs=1", "training.lr=0.03"
     exact, engine = in_double("runtime.engine=plain", *settings), in_double(*settings)
     assert not engine.devices.refused  # type: ignore[attr-defined]
     assert apart(exact, engine) < 1e-6
-    single = *settings, "runtime.precision=fp32"
-    plain, fast = played(digits("runtime.engine=plain", *single)), played(digits(*single))
-    assert apart(exact, fast) < 5 * apart(exact, plain) + 1e-5
+    forks = [apart(exact, in_double("runtime.engine=plain", *settings, moved=draw)) for draw in (1, 2, 3)]
+    assert apart(exact, played(digits(*settings, "runtime.precision=fp32"))) < 2 * max(forks) < 0.5
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from fedhen.reports.curves import looks
 from fedhen.reports.paper import CENTRALISED, PAPER_RUNS, finished, write_paper
 from fedhen.reports.paper_centralised import centralised_table
 from fedhen.reports.paper_figures import PaperFigure, paper_figures
-from fedhen.reports.paper_runs import find
+from fedhen.reports.paper_runs import find, reference_of
 from fedhen.reports.paper_tables import further_tables, outcome_tables, paper_tables
 from fedhen.reports.paper_values import METHODS, ROUNDS_TO_TARGET
 from fedhen.reports.table import Table
@@ -265,6 +265,23 @@ def test_a_finished_run_is_the_one_that_is_asked_for_only_if_its_settings_and_se
         replace(config, data=replace(config.data, name="cifar100")),
     ):
         assert not finished([run], other)
+    # A run from before there was such a setting has its default.
+    older = tomllib.loads(to_toml(config))
+    del older["training"]["lr_warmup"]
+    assert finished([replace(run, config=older)], config)
+    warmed = replace(config, training=replace(config.training, lr_warmup=5))
+    assert not finished([replace(run, config=older)], warmed)
+
+
+def test_the_runs_under_results_are_those_that_the_command_would_make() -> None:
+    """Only what is missing there is run by `fedhen paper --run --runs results`."""
+    folders = [path.parent for path in (Path(__file__).parent.parent / "results").glob("*/config.toml")]
+    runs = [read_run(folder) for folder in folders]
+    assert len(runs) >= 3
+    for run in runs:
+        place = reference_of(run)
+        recipe = centralised(recipe_named(f"{place[0]}-iid"), *place[1:]) if place else recipe_named(run.recipe)
+        assert finished([run], replace(recipe, method=run.method, seed=run.seed)), run.folder
 
 
 def test_a_run_that_changes_its_recipe_stands_in_only_where_none_follows_it() -> None:

@@ -333,6 +333,19 @@ def test_augmentation_reaches_the_training() -> None:
     assert all(differs(*pair) for pair in combinations(three, 2))
 
 
+def test_the_learning_rate_can_rise_first() -> None:
+    """Over 4 rounds by a quarter each; then, and beside it, the schedule goes its way."""
+    rising = TrainingConfig(lr=0.1, lr_warmup=4)
+    assert [learning_rate(rising, t, 9) for t in (1, 2, 3, 4, 5, 9)] == pytest.approx(
+        [0.025, 0.05, 0.075, 0.1, 0.1, 0.1]
+    )
+    both = TrainingConfig(lr=0.1, lr_warmup=4, lr_schedule="cosine")
+    assert [learning_rate(both, t, 4) for t in (1, 3)] == pytest.approx([0.025, 0.0375])
+    assert (
+        learning_rate(TrainingConfig(lr=0.1), 1, 9) == learning_rate(TrainingConfig(lr=0.1, lr_warmup=1), 1, 9) == 0.1
+    )
+
+
 def test_the_cosine_schedule() -> None:
     """η · (1 + cos(π (t − 1) / T)) / 2: in round 1 of 4 all of it, in round 3 half of it."""
     cosine = TrainingConfig(lr=0.1, lr_schedule="cosine")

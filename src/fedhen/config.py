@@ -104,6 +104,7 @@ class TrainingConfig:
     lr_schedule: Literal["constant", "cosine"] = setting(
         "constant", "cosine: times (1 + cos(π·(t − 1) / T)) / 2 in round t of T"
     )
+    lr_warmup: int = setting(0, "W, rounds over which it rises: times t / W in round t < W; 0: none", least=0)
     momentum: float = setting(0.0, "momentum of SGD; a new optimiser for every device and round", least=0)
     weight_decay: float = setting(0.001, "added to the clipped gradient, for weights that have one", least=0)
     masked_loss: bool = setting(

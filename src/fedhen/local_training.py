@@ -18,7 +18,8 @@ from fedhen.precision import FULL, Precision
 def learning_rate(training: TrainingConfig, number: int, rounds: int) -> float:
     """η in round `number` of `rounds`."""
     schedule = {"constant": 1.0, "cosine": (1 + math.cos(math.pi * (number - 1) / rounds)) / 2}
-    return training.lr * training.lr_decay ** (number - 1) * schedule[training.lr_schedule]
+    risen = min(1.0, number / max(1, training.lr_warmup))
+    return training.lr * training.lr_decay ** (number - 1) * schedule[training.lr_schedule] * risen
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,8 @@ def is_finished(folder: Path, config: Config) -> bool:
 
 
 def check_same(config: Config, before: Mapping[str, Any], whose: str) -> None:
-    """Refuse to go on with other settings than before."""
-    now = settings_of(config)
+    """Refuse to go on with other settings than before; one that was not known then is taken for its default."""
+    now, before = settings_of(config), settings_of(Config()) | dict(before)
     changed = [
         f"{key} is {json.dumps(now.get(key))}, was {json.dumps(before.get(key))}"
         for key in now.keys() | before.keys()

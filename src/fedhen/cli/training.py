@@ -52,8 +52,8 @@ examples:
   fedhen compare digits --methods fedhen,noside,decouple,heterofl --local feddyn
 """
 CENTRALISED_EXAMPLES = """\
-A round is an epoch: SGD with momentum 0.9, batches of 128, weight decay 0.0005, the learning rate falling from 0.1 to 0
-along a cosine over 100 epochs; augmentation and clip as in the recipe.
+A round is an epoch: SGD with momentum 0.9, batches of 128, weight decay 0.0005, a learning rate of 0.1 that rises over
+the first 5 of 100 epochs and falls to 0 along a cosine; augmentation and clip as in the recipe.
 
 examples:
   fedhen centralised cifar10-iid --tier complex

@@ -77,8 +77,12 @@ def finished(runs: Sequence[Run], config: Config) -> bool:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes the experiment: neither how the machine is used nor what is looked at."""
-    return {key: value for key, value in flat(config).items() if key.split(".")[0] not in LOOKS}
+    """What makes the experiment: neither how the machine is used nor what is looked at.
+
+    A setting that came after the run was made is at its default, which changes nothing.
+    """
+    known = flat(tomllib.loads(to_toml(Config()))) | flat(config)
+    return {key: value for key, value in known.items() if key.split(".")[0] not in LOOKS}
 
 
 def cell_of(run: Run) -> Cell | None:
