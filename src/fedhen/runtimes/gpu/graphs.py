@@ -37,6 +37,10 @@ class GraphDevices:
     refused: set[str] = field(default_factory=set)
     """Tiers that the plain runtime trains."""
 
+    def __post_init__(self) -> None:
+        """An earlier run of this process may still hold its slots."""
+        release()
+
     @property
     def memory(self) -> Shelf:
         """What each device remembers, where the local variant has a memory."""
