@@ -22,6 +22,7 @@ examples:
   fedhen report runs/digits-compare
   fedhen report runs/digits-fedhen-seed0 runs/digits-noside-seed0 --out my-report
   fedhen report runs/digits-compare --target simple=92,90 --target complex=auto
+  fedhen report runs/usual runs/groups-4     one method with other settings: a column for each
 """
 AUTO = "auto"
 
