@@ -271,6 +271,9 @@ def test_a_finished_run_is_the_one_that_is_asked_for_only_if_its_settings_and_se
     assert finished([replace(run, config=older)], config)
     warmed = replace(config, training=replace(config.training, lr_warmup=5))
     assert not finished([replace(run, config=older)], warmed)
+    reference = one_place("cifar10", "simple", 1.0, [0.9] * 100)
+    del reference.config["training"]["lr_warmup"]
+    assert any("changes its recipe, training.lr_warmup = 0" in text for text in find([reference]).warnings)
 
 
 def test_the_runs_under_results_are_those_that_the_command_would_make() -> None:

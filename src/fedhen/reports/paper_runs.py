@@ -77,12 +77,13 @@ def finished(runs: Sequence[Run], config: Config) -> bool:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes the experiment: neither how the machine is used nor what is looked at.
+    """What makes the experiment: neither how the machine is used nor what is looked at."""
+    return {key: value for key, value in _complete(config).items() if key.split(".")[0] not in LOOKS}
 
-    A setting that came after the run was made is at its default, which changes nothing.
-    """
-    known = flat(tomllib.loads(to_toml(Config()))) | flat(config)
-    return {key: value for key, value in known.items() if key.split(".")[0] not in LOOKS}
+
+def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings; one that came after the run was made is at its default, which changes nothing."""
+    return flat(tomllib.loads(to_toml(Config()))) | flat(config)
 
 
 def cell_of(run: Run) -> Cell | None:
@@ -109,8 +110,8 @@ def changes(run: Run) -> list[str]:
         recipe = recipe_named(run.recipe)
     else:
         return []
-    wanted, found = flat(tomllib.loads(to_toml(recipe))), flat(run.config)
-    kept = (key for key in wanted if key in found and key.split(".")[0] not in FREE)
+    wanted, found = flat(tomllib.loads(to_toml(recipe))), _complete(run.config)
+    kept = (key for key in wanted if key.split(".")[0] not in FREE)
     return [f"{key} = {found[key]}" for key in kept if found[key] != wanted[key]]
 
 
