@@ -266,6 +266,8 @@ HOSTILE: Sequence[tuple[str, Callable[[dict[str, Any], list[Entry]], Any]]] = [
     ("manifest", lambda about, entries: about.update(shelves=None)),
     ("times", lambda about, entries: about.update(seconds=float("nan"))),
     ("config", lambda about, entries: about.pop("config")),
+    ("config", lambda about, entries: about.update(config="rounds")),
+    ("config", lambda about, entries: about.update(config={})),
 ]
 
 

@@ -262,36 +262,70 @@ def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
     comparison = compare(runs)
     assert {name: [run.seed for run in each] for name, each in comparison.by_method.items()} == {
         "noside": [0, 1],
-        "noside, lr=0.2": [0, 1],
+        "noside (lr=0.2)": [0, 1],
     }
     table = cost_table(comparison, choose_targets(comparison, {"simple": [80.0]}), "devices", ROUNDS)
-    assert table.groups[0].rows[0][1:3] == ("5.0 ± 1.4", "2.5 ± 0.7")
-    said = "\n".join(warnings(comparison))
-    assert "rounds is 10 or 20" in said and "training.lr" not in said and "checkpoint" not in said
+    # A method's own variants are nothing that it gains over.
+    assert table.columns == ("Accuracy", "noside (n = 2)", "noside (lr=0.2) (n = 2)")
+    assert table.groups[0].rows[0][1:] == ("5.0 ± 1.4", "2.5 ± 0.7")
+    told = [text for text in warnings(comparison) if not text.startswith("Unfinished")]
+    assert told == [
+        "Variants of noside, named by what they change; noside itself has training.lr = 0.1.",
+        "The runs differ in more than method and seed: rounds is 10 or 20.",
+    ]
     # The hero's are its own, and another method's settings are still warned of.
     with_hero = compare([*runs, variant({1: 0.8}, method="fedhen", training={"lr": 0.3, "clip": 5.0})])
-    assert with_hero.methods == ("fedhen", "noside", "noside, lr=0.2")
+    assert with_hero.methods == ("fedhen", "noside", "noside (lr=0.2)")
+    assert with_hero.others == with_hero.methods[1:]
     said = "\n".join(warnings(with_hero))
     assert "training.clip is 5.0 or 10.0" in said and "training.lr is 0.3 or 0.1." in said
+    table = cost_table(with_hero, choose_targets(with_hero, {"simple": [80.0]}), "devices", ROUNDS)
+    assert table.columns[-1] == "Gain" and table.groups[0].rows[0][-1] == "2.5×"
 
 
-def test_variants_are_named_by_what_tells_them_apart() -> None:
-    def names(*configs: dict[str, Any]) -> tuple[str, ...]:
-        return compare([make_run("mine", {"simple": [0.5]}, **config) for config in configs]).methods
-
+LISTS = ({"model": {"widths": [8, 8, 16, 16]}}, {"model": {"widths": [4, 4, 8, 8]}})
+VARIANTS: list[tuple[Sequence[dict[str, Any]], Sequence[str]]] = [
     # How a run was played counts where nothing else differs.
-    assert names({"runtime": {"precision": "bf16"}}, {"runtime": {"precision": "fp32"}}) == (
-        "mine",
-        "mine, precision=fp32",
-    )
-    assert names(
-        {"model": {"groups": 2}, "runtime": {"precision": "bf16"}},
-        {"model": {"groups": 4}, "runtime": {"precision": "fp32"}},
-    ) == ("mine", "mine, groups=4")
-    # Two settings of one name are told apart by their sections.
-    assert names(
-        {"split": {"kind": "iid"}, "model": {"kind": "a"}}, {"split": {"kind": "two"}, "model": {"kind": "b"}}
-    )[1] == ("mine, split.kind=two, model.kind=b")
+    (({"runtime": {"precision": "bf16"}}, {"runtime": {"precision": "fp32"}}), ("mine", "mine (precision=fp32)")),
+    (
+        (
+            {"model": {"groups": 2}, "runtime": {"threads": 1}},
+            {"model": {"groups": 2}, "runtime": {"threads": 2}},
+            {"model": {"groups": 4}, "runtime": {"threads": 1}},
+        ),
+        ("mine", "mine (threads=2)", "mine (groups=4)"),
+    ),
+    (
+        (
+            {"model": {"groups": 2}, "runtime": {"precision": "bf16"}},
+            {"model": {"groups": 4}, "runtime": {"precision": "fp32"}},
+        ),
+        ("mine", "mine (groups=4)"),
+    ),
+    # Settings of one name are told apart by their sections.
+    (({"training": {"batch_size": 8}}, {"training": {"batch_size": 9}}), ("mine", "mine (training.batch_size=9)")),
+    # A table of free names is one setting, and may be empty.
+    (
+        ({"objective": {"weights": {}}}, {"objective": {"weights": {"simple": 0.5}}}),
+        ("mine", "mine (weights={simple=0.5})"),
+    ),
+    (LISTS, ("mine", "mine (widths=[4, 4, 8, 8])")),
+    # What an older run does not know of is at its default.
+    (({"model": {"groups": 2}}, {"model": {"groups": 4}, "training": {"lr_warmup": 0}}), ("mine", "mine (groups=4)")),
+    # The one nearest to the recipe has the plain name, wherever it stands.
+    (({"recipe": "digits", "model": {"groups": 4}}, {"recipe": "digits"}), ("mine", "mine (groups=4)")),
+]
+
+
+@pytest.mark.parametrize(("configs", "names"), VARIANTS)
+def test_variants_are_named_by_what_tells_them_apart(configs: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    assert compare([make_run("mine", {"simple": [0.5]}, **config) for config in configs]).methods == names
+
+
+def test_runs_that_differ_in_how_they_were_saved_alone_are_the_same() -> None:
+    runs = [make_run("mine", {"simple": [0.5]}, checkpoint={"minutes": minutes}) for minutes in (1.0, 5.0)]
+    with pytest.raises(UserError, match="two runs of mine with seed 0"):
+        compare(runs)
 
 
 def test_differing_settings_and_unfinished_runs_are_warned_of() -> None:

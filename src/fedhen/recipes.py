@@ -101,7 +101,7 @@ def centralised(config: Config, tier: str, fraction: float = 1.0) -> Config:
     """The upper reference for a recipe: one device of that tier holds all the data, or a share of it.
 
     A round is an epoch. The schedule is a standard one: SGD with momentum 0.9, batches of 128, weight decay 0.0005
-    and a learning rate of 0.1 that rises over the first 5 of 100 epochs (all at once it kills some models for long)
+    and a learning rate of 0.1 that rises over the first 5 of 100 epochs (at once, some models learn nothing for long)
     and falls to 0 along a cosine; clip and augmentation as in the recipe.
     """
     if tier not in config.tiers:

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,7 @@ NEW = How()
 
 def settings_of(config: Config) -> dict[str, Any]:
     """Every setting by its full key, as JSON says it."""
-    found = {}
-    for key, _ in schema.settings():
-        value: Any = config
-        for name in key.split("."):
-            value = getattr(value, name)
-        found[key] = value
-    settings: dict[str, Any] = json.loads(json.dumps(found))
-    return settings
+    return schema.by_key(json.loads(json.dumps(asdict(config))))
 
 
 def is_finished(folder: Path, config: Config) -> bool:
@@ -63,7 +56,9 @@ def is_finished(folder: Path, config: Config) -> bool:
 
 def check_same(config: Config, before: Mapping[str, Any], whose: str) -> None:
     """Refuse to go on with other settings than before; one that was not known then is taken for its default."""
-    now, before = settings_of(config), settings_of(Config()) | dict(before)
+    if not isinstance(before, Mapping) or "rounds" not in before:
+        raise TypeError(f"{whose} has no configuration")
+    now, before = settings_of(config), {**settings_of(Config()), **before}
     changed = [
         f"{key} is {json.dumps(now.get(key))}, was {json.dumps(before.get(key))}"
         for key in now.keys() | before.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import numbers
 import types
 import typing
@@ -23,6 +24,37 @@ def settings(section: type | None = None, prefix: str = "") -> Iterator[tuple[st
             yield from settings(typing.cast(type, kind), f"{prefix}{item.name}.")
         else:
             yield prefix + item.name, item
+
+
+def by_key(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting of a configuration by its full key, a table of free names as one value.
+
+    What the configuration does not say is at its default: a setting that came after it was written changes nothing.
+    What no setting explains is kept under its own key.
+    """
+    usual = json.loads(json.dumps(dataclasses.asdict(Config())))
+    found = {key: _at(tree, key, _at(usual, key)) for key, _ in settings()}
+    return found | {key: value for key, value in flat(tree).items() if not any(_within(key, known) for known in found)}
+
+
+def _at(tree: Any, key: str, otherwise: Any = None) -> Any:
+    for name in key.split("."):
+        if not isinstance(tree, Mapping) or name not in tree:
+            return otherwise
+        tree = tree[name]
+    return tree
+
+
+def _within(key: str, other: str) -> bool:
+    return key == other or key.startswith(f"{other}.")
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys; empty ones leave nothing."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return leaves
 
 
 def hints(section: type) -> dict[str, Any]:

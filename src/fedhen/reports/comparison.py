@@ -5,14 +5,15 @@ Runs of one method and seed that differ in settings are variants of it, each wit
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 from fedhen.errors import UserError, unknown
 from fedhen.records import KINDS, Run
+from fedhen.reports.variants import NOT_SET, shown, variants
+from fedhen.schema import by_key
 
 HERO = "fedhen"
 """The method whose gain over the best other one is reported, where it is among the runs."""
@@ -24,8 +25,6 @@ BROUGHT = (
     *("checkpoint", "fleet"),
 )
 """Settings and sections in which runs may differ without a word: methods bring them along, or they change no number."""
-HANDLING = ("rounds", "runtime", "evaluation", "targets", "checkpoint", "fleet")
-"""Settings and sections that say how an experiment is played and looked at, not which one it is."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,9 @@ class Comparison:
     """The runs of every method, one a seed; the first method is the hero, the others are its baselines."""
 
     by_method: dict[str, tuple[Run, ...]]
-    varied: frozenset[str] = frozenset()
-    """The settings that tell a method's variants apart; a variant's name gives its own."""
+    """By method, or by the name of a method's variant."""
+    usual: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Method -> the settings that tell its variants apart, as the variant without a further name has them."""
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -45,6 +45,12 @@ class Comparison:
     def hero(self) -> str:
         """The method whose gain over the others is reported."""
         return self.methods[0]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """What the hero is compared with: other methods, not its own variants."""
+        of = {name: runs[0].method for name, runs in self.by_method.items()}
+        return tuple(name for name in self.methods if of[name] != of[self.hero])
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -89,34 +95,13 @@ def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
                 f"runs with different tiers need a report each: {most.folder} has {', '.join(most.tiers)}, "
                 f"{run.folder} has {', '.join(run.tiers)}"
             )
-    methods = dict.fromkeys(run.method for run in runs)
-    varied = frozenset(chain.from_iterable(_varied([run for run in runs if run.method == each]) for each in methods))
-    plain = {each: next(run for run in runs if run.method == each) for each in methods}
-    named: dict[str, list[Run]] = {}
-    for run in runs:
-        named.setdefault(_name(run, plain[run.method], varied), []).append(run)
     # Where no run is plainly the hero's, one with a local variant of it is.
-    first_of = {name: each[0].method for name, each in named.items()}
-    names = sorted(named, key=lambda n: (first_of[n] != hero, first_of[n].partition("+")[0] != hero, n != first_of[n]))
-    return Comparison({name: _seeds(named[name]) for name in names}, varied)
-
-
-def _varied(runs: Sequence[Run]) -> set[str]:
-    """The settings in which runs of a method and seed differ; how they were played counts where nothing else does."""
-    differ: set[str] = set()
-    for seed in {run.seed for run in runs}:
-        twins = [flat(run.config) for run in runs if run.seed == seed]
-        differ |= {key for key in chain.from_iterable(twins) if len({str(twin.get(key)) for twin in twins}) > 1}
-    return {key for key in differ if key.split(".")[0] not in HANDLING} or differ
-
-
-def _name(run: Run, plain: Run, varied: Iterable[str]) -> str:
-    """A method's name, and what makes a variant of it: the settings that are not those of the method's first run."""
-    own, usual = flat(run.config), flat(plain.config)
-    changed = [key for key in own if key in varied and own[key] != usual.get(key)]
-    ends = Counter(key.rpartition(".")[2] for key in varied)
-    short = {key: key if ends[key.rpartition(".")[2]] > 1 else key.rpartition(".")[2] for key in changed}
-    return ", ".join([run.method, *(f"{short[key]}={own[key]}" for key in changed)])
+    methods = sorted(dict.fromkeys(run.method for run in runs), key=lambda m: (m != hero, m.partition("+")[0] != hero))
+    found = {method: variants([run for run in runs if run.method == method]) for method in methods}
+    return Comparison(
+        {name: _seeds(each) for method in methods for name, each in found[method].by_name.items()},
+        {method: found[method].usual for method in methods},
+    )
 
 
 def _seeds(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -163,7 +148,13 @@ def scored_kind(runs: Sequence[Run], asked: str | None) -> str:
 def warnings(comparison: Comparison) -> list[str]:
     """What a reader must know before trusting the numbers; empty if all runs are whole, finished and set up alike."""
     runs = comparison.runs
-    return [*_damaged(runs), *_unfinished(runs), *_without_average(runs), *_differences(comparison)]
+    return [
+        *_damaged(runs),
+        *_unfinished(runs),
+        *_without_average(runs),
+        *_variants(comparison),
+        *_differences(comparison),
+    ]
 
 
 def _damaged(runs: Sequence[Run]) -> Iterator[str]:
@@ -184,7 +175,7 @@ def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _without_average(runs: Sequence[Run]) -> Iterator[str]:
-    without = [f"{run.method}, seed {run.seed}" for run in runs if KINDS[0] not in run.kinds]
+    without = [f"{run.method}, seed {run.seed} ({run.folder.name})" for run in runs if KINDS[0] not in run.kinds]
     if without:
         yield (
             f"No average of all devices, which the paper reports, was kept by {'; '.join(without)}: "
@@ -192,21 +183,17 @@ def _without_average(runs: Sequence[Run]) -> Iterator[str]:
         )
 
 
+def _variants(comparison: Comparison) -> Iterator[str]:
+    for method, usual in comparison.usual.items():
+        if usual:
+            settings = ", ".join(f"{key} = {shown(value)}" for key, value in usual.items())
+            yield f"Variants of {method}, named by what they change; {method} itself has {settings}."
+
+
 def _differences(comparison: Comparison) -> Iterator[str]:
-    settings = [flat(run.config) for run in comparison.runs]
     # What tells a method's variants apart is in their names; between methods it may differ all the same.
-    plain = [flat(run.config) for name, runs in comparison.by_method.items() for run in runs if name == run.method]
+    settings = [{**by_key(run.config), **comparison.usual[run.method]} for run in comparison.runs]
     for key in dict.fromkeys(chain.from_iterable(settings)):
-        compared = plain if key in comparison.varied else settings
-        values = list(dict.fromkeys(str(each.get(key, "not set")) for each in compared))
+        values = list(dict.fromkeys(shown(each.get(key, NOT_SET)) for each in settings))
         if len(values) > 1 and key not in BROUGHT and key.split(".")[0] not in BROUGHT:
             yield f"The runs differ in more than method and seed: {key} is {' or '.join(values)}."
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys; empty ones leave nothing."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        leaves |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return leaves

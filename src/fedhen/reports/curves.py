@@ -113,29 +113,29 @@ class Chart:
 
         rows = -(-len(tiers) // ACROSS)
         across = min(len(tiers), ACROSS)
+        width = 0.5 + 3.7 * across
+        inches = 0.75 + 0.078 * max(map(len, self.comparison.methods))  # of one entry of the legend
+        beside = max(1, min(len(self.comparison.methods), int((width + 0.2) / inches)))
+        below = -(-len(self.comparison.methods) // beside)
         with matplotlib.rc_context(STYLE):
-            figure = Figure(figsize=(0.5 + 3.7 * across, 3.2 * rows + 0.2), layout="constrained")
+            figure = Figure(figsize=(width, 3.2 * rows + 0.2 * below), layout="constrained")
             panels = figure.subplots(rows, across, squeeze=False).flat
             for panel, tier in zip(panels, tiers, strict=False):
                 self._draw(panel, tier)
             for panel in list(panels)[len(tiers) :]:
                 panel.set_visible(False)
-            self._legend(figure)
+            handles, labels = figure.axes[0].get_legend_handles_labels()
+            figure.legend(
+                handles,
+                labels,
+                loc="outside lower center",
+                ncols=beside,
+                frameon=False,
+                handlelength=3,
+                title=BAND if self.comparison.several_seeds else None,
+                title_fontsize=8,
+            )
         return figure
-
-    def _legend(self, figure: Figure) -> None:
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        inches = 0.75 + 0.078 * max(map(len, labels))  # of one entry
-        figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=max(1, min(len(labels), int((figure.get_figwidth() + 0.2) / inches))),
-            frameon=False,
-            handlelength=3,
-            title=BAND if self.comparison.several_seeds else None,
-            title_fontsize=8,
-        )
 
     def _draw(self, panel: Axes, tier: str) -> None:
         lines = {m: line(runs, tier, self.kind, self.measure.spent) for m, runs in self.comparison.by_method.items()}

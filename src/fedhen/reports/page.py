@@ -7,9 +7,10 @@ from html import escape
 from typing import Any
 
 from fedhen.records import Run
-from fedhen.reports.comparison import Comparison, flat, warnings
+from fedhen.reports.comparison import Comparison, warnings
 from fedhen.reports.curves import Chart, inline_svg
 from fedhen.reports.table import Table, to_html
+from fedhen.schema import flat
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2128; --soft: #59636e; --line: #d5dae0; --back: #ffffff; --band: #f3f5f7;

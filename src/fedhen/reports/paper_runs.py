@@ -11,7 +11,7 @@ from typing import Any
 from fedhen.config import Config
 from fedhen.recipes import centralised, recipe_named
 from fedhen.records import Run
-from fedhen.reports.comparison import compare, flat, rounds_done, warnings
+from fedhen.reports.comparison import compare, rounds_done, warnings
 from fedhen.reports.paper_values import (
     CENTRALISED_PERCENT,
     DATA_SETS,
@@ -21,6 +21,7 @@ from fedhen.reports.paper_values import (
     TIERS,
     Reference,
 )
+from fedhen.schema import by_key
 from fedhen.toml import to_toml
 
 Cell = tuple[str, str]
@@ -72,18 +73,13 @@ def find(runs: Sequence[Run]) -> Found:
 
 def finished(runs: Sequence[Run], config: Config) -> bool:
     """Whether a finished run among these is the one that a configuration asks for, its seed included."""
-    wanted = _settings(tomllib.loads(to_toml(config)))
-    return any(run.summary is not None and _settings(run.config) | wanted == _settings(run.config) for run in runs)
+    wanted = _experiment(tomllib.loads(to_toml(config)))
+    return any(run.summary is not None and _experiment(run.config) == wanted for run in runs)
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def _experiment(config: Mapping[str, Any]) -> dict[str, Any]:
     """What makes the experiment: neither how the machine is used nor what is looked at."""
-    return {key: value for key, value in _complete(config).items() if key.split(".")[0] not in LOOKS}
-
-
-def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings; one that came after the run was made is at its default, which changes nothing."""
-    return flat(tomllib.loads(to_toml(Config()))) | flat(config)
+    return {key: value for key, value in by_key(config).items() if key.split(".")[0] not in LOOKS}
 
 
 def cell_of(run: Run) -> Cell | None:
@@ -110,9 +106,9 @@ def changes(run: Run) -> list[str]:
         recipe = recipe_named(run.recipe)
     else:
         return []
-    wanted, found = flat(tomllib.loads(to_toml(recipe))), _complete(run.config)
-    kept = (key for key in wanted if key.split(".")[0] not in FREE)
-    return [f"{key} = {found[key]}" for key in kept if found[key] != wanted[key]]
+    wanted, found = by_key(tomllib.loads(to_toml(recipe))), by_key(run.config)
+    kept = (key for key in found if key.split(".")[0] not in FREE)
+    return [f"{key} = {found[key]}" for key in kept if found[key] != wanted.get(key)]
 
 
 def _chosen(runs: Sequence[Run]) -> tuple[Run, ...]:

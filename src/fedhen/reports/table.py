@@ -76,8 +76,8 @@ def to_text(table: Table) -> str:
 
 
 def _wrapped(heading: str) -> list[str]:
-    """A heading in lines of HEADING characters, what is in brackets in one piece."""
-    whole = re.sub(r"\(.*?\)", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), heading)
+    """A heading in lines of HEADING characters, equations, lists and tables in one piece."""
+    whole = re.sub(r" = |\[.*?\]|\{.*?\}", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), heading)
     lines = textwrap.wrap(whole, HEADING, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
 

@@ -38,7 +38,7 @@ def make_tables(comparison: Comparison, targets: Mapping[str, TierTargets], kind
 
 def cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], kind: str, measure: Measure) -> Table:
     """The paper's layout: by tier, a row a target, a column a method, and the hero's gain over the best other one."""
-    gains = (GAIN,) if len(comparison.methods) > 1 else ()
+    gains = (GAIN,) if comparison.others else ()
     groups = []
     for tier in comparison.tiers:
         goals = [Goal(tier, target, kind) for target in targets[tier].percents]
@@ -56,16 +56,15 @@ def cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], kind:
 
 
 def _cost_row(comparison: Comparison, goal: Goal, measure: Measure) -> tuple[str, ...]:
-    hero, *baselines = costs = [
-        [cost(run, goal, measure.spent) for run in runs] for runs in comparison.by_method.values()
-    ]
-    show = measure.scale([each.amount for each in chain.from_iterable(costs) if each.exact])
-    gains = [gain(hero, baselines)] if baselines else []
-    return (show_percent(goal.target), *(cell(each, show) for each in costs), *gains)
+    costs = {name: [cost(run, goal, measure.spent) for run in runs] for name, runs in comparison.by_method.items()}
+    show = measure.scale([each.amount for each in chain.from_iterable(costs.values()) if each.exact])
+    baselines = [costs[name] for name in comparison.others]
+    gains = [gain(costs[comparison.hero], baselines)] if baselines else []
+    return (show_percent(goal.target), *(cell(each, show) for each in costs.values()), *gains)
 
 
 def _cost_meaning(comparison: Comparison, measure: Measure) -> str:
-    if len(comparison.methods) == 1:
+    if not comparison.others:
         return f"{measure.meaning} Fewer is better."
     return (
         f"{measure.meaning} Fewer is better. Gain is the best other method’s {measure.unit} divided by "

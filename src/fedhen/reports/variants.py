@@ -1,0 +1,89 @@
+"""Runs of one method that differ in settings: which settings tell them apart, and what each variant is called."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedhen import schema
+from fedhen.recipes import RECIPES
+from fedhen.records import Run
+from fedhen.toml import to_toml
+
+SILENT = ("checkpoint", "fleet", "targets")
+"""Sections that change no number."""
+HANDLING = ("rounds", "runtime", "evaluation")
+"""Settings and sections that say how an experiment is played and looked at, not which one it is."""
+NOT_SET = "not set"
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The runs of one method by the name of their variant, and the settings that tell variants apart."""
+
+    by_name: Mapping[str, Sequence[Run]]
+    usual: Mapping[str, Any]
+    """Those settings as the variant has them that is called by the method's name alone."""
+
+
+def variants(runs: Sequence[Run]) -> Variants:
+    """Sort one method's runs; those of other seeds are with the variant whose settings they have."""
+    settings = {id(run): schema.by_key(run.config) for run in runs}
+    varied = _varied(list(settings.values()))
+    wanted = _recipe(runs[0])
+    # The one nearest to the recipe needs no further name, the first given among several.
+    plain = min(runs, key=lambda run: sum(settings[id(run)].get(key) != wanted.get(key) for key in varied))
+    usual = {key: settings[id(plain)].get(key, NOT_SET) for key in varied}
+    by_name: dict[str, list[Run]] = {runs[0].method: []}
+    for run in runs:
+        own = {key: settings[id(run)].get(key, NOT_SET) for key in varied}
+        changed = [f"{short(key)}={shown(own[key])}" for key in varied if own[key] != usual[key]]
+        by_name.setdefault(" ".join([run.method, *([f"({', '.join(changed)})"] if changed else [])]), []).append(run)
+    return Variants(by_name, usual)
+
+
+def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings in which runs with the same seed differ; how they were played where nothing else does."""
+    varied: list[str] = []
+    kinds: tuple[Callable[[str], bool], ...] = (
+        lambda section: section not in (*SILENT, *HANDLING),
+        lambda section: section in HANDLING,
+    )
+    for counts in kinds:
+        for twins in _twins(settings, varied):
+            keys = dict.fromkeys(key for twin in twins for key in twin if counts(key.split(".")[0]))
+            varied += [key for key in keys if any(twin.get(key) != twins[0].get(key) for twin in twins[1:])]
+        varied = list(dict.fromkeys(varied))
+    return varied
+
+
+def _twins(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> Iterator[list[Mapping[str, Any]]]:
+    """Those with the same seed that agree in these settings."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for each in settings:
+        groups.setdefault(repr([each.get(key) for key in ("seed", *varied)]), []).append(each)
+    yield from groups.values()
+
+
+def _recipe(run: Run) -> Mapping[str, Any]:
+    """The settings of a run's recipe, where it is one of ours."""
+    made = RECIPES.get(run.recipe)
+    return schema.by_key(tomllib.loads(to_toml(made()))) if made else {}
+
+
+def short(key: str) -> str:
+    """A setting by its last name, if no other has the same."""
+    known = [key for key, _ in schema.settings()]
+    ends = Counter(each.rpartition(".")[2] for each in known) + Counter({each.split(".")[0] for each in known})
+    end = key.rpartition(".")[2]
+    return end if key in known and ends[end] == 1 else key
+
+
+def shown(value: Any) -> str:
+    """A setting's value as a reader of a table wants it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}={shown(each)}" for name, each in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
