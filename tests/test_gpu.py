@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -79,10 +79,10 @@ def moved(weights: Weights, start: Weights) -> Tensor:
     return torch.cat([(weights[n] - start[n]).double().reshape(-1) for n in weights])
 
 
-def apart(a: Experiment, b: Experiment) -> float:
+def apart(a: Experiment, b: Experiment, start: Mapping[str, Weights] | None = None) -> float:
     """How far two runs' server models are from each other, in units of how far the first has moved."""
     assert isinstance(a.last_models, LastModels)
-    start = a.last_models.initial
+    start = start or a.last_models.initial
     found = [
         float(
             (moved(a.server[t], start[t]) - moved(b.server[t], start[t])).norm() / moved(a.server[t], start[t]).norm()
@@ -106,10 +106,28 @@ def test_three_rounds_agree_with_the_cpu(method: str, local: str) -> None:
             torch.testing.assert_close(gpu.server[tier][name].cpu(), tensor, rtol=1e-9, atol=1e-9)
 
 
+def a_step(method: str, engine: str) -> Experiment:
+    """The digits in fp32, each device with all of its images in one batch."""
+    settings = "runtime.precision=fp32", "rounds=1", "training.epochs=1", "training.batch_size=70"
+    return digits(f"method={method}", f"runtime.engine={engine}", *settings)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_agrees_with_the_plain_runtime(method: str) -> None:
-    both = [f"method={method}", "runtime.precision=fp32", "rounds=1", "training.epochs=1", "training.batch_size=70"]
-    assert apart(played(digits("runtime.engine=plain", *both)), played(digits(*both))) < 1e-5
+    assert apart(played(a_step(method, "plain")), played(a_step(method, "fast"))) < 1e-5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_from_trained_weights_agrees(method: str) -> None:
+    """After three rounds in float64, within 1e-3: a unit of a ReLU that falls on the other side is seen."""
+    trained = in_double("runtime.engine=plain", f"method={method}", "training.epochs=1", "training.lr=0.03").server
+    plain, fast = a_step(method, "plain"), a_step(method, "fast")
+    for experiment in (plain, fast):
+        for tier, weights in experiment.server.items():
+            for name, tensor in weights.items():
+                tensor.copy_(trained[tier][name])
+        played(experiment)
+    assert apart(plain, fast, trained) < 1e-3
 
 
 def in_double(*settings: str) -> Experiment:
@@ -136,9 +154,9 @@ def test_three_rounds_of_the_digits_agree(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_three_rounds_of_a_smooth_network_agree_in_single_precision(method: str) -> None:
-    both = [played(numbers("cuda", method, "plain", engine, dtype=torch.float32)) for engine in ("plain", "fast")]
-    assert not both[1].devices.refused  # type: ignore[attr-defined]
-    assert apart(*both) < 1e-5
+    plain, fast = (played(numbers("cuda", method, "plain", engine, torch.float32)) for engine in ("plain", "fast"))
+    assert not fast.devices.refused  # type: ignore[attr-defined]
+    assert apart(plain, fast) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedhen.errors import UserError, unknown
 from fedhen.records import KINDS, Run
-from fedhen.reports.variants import NOT_SET, shown, variants
+from fedhen.reports.variants import NOT_SET, SILENT, shown, variants
 from fedhen.schema import by_key
 
 HERO = "fedhen"
@@ -20,9 +20,9 @@ HERO = "fedhen"
 
 
 BROUGHT = (
-    *("method", "method_file", "seed", "tiers", "targets", "local"),
+    *("method", "method_file", "seed", "tiers", "local"),
     *("model.nesting", "model.scaler", "training.masked_loss", "server.label_rows"),
-    *("checkpoint", "fleet"),
+    *SILENT,
 )
 """Settings and sections in which runs may differ without a word: methods bring them along, or they change no number."""
 

@@ -114,7 +114,9 @@ class Chart:
         rows = -(-len(tiers) // ACROSS)
         across = min(len(tiers), ACROSS)
         width = 0.5 + 3.7 * across
-        inches = 0.75 + 0.078 * max(map(len, self.comparison.methods))  # of one entry of the legend
+        inches = 0.75 + 0.078 * max(
+            len(self._label(method)) for method in self.comparison.methods
+        )  # of a legend's entry
         beside = max(1, min(len(self.comparison.methods), int((width + 0.2) / inches)))
         below = -(-len(self.comparison.methods) // beside)
         with matplotlib.rc_context(STYLE):
@@ -158,10 +160,13 @@ class Chart:
     def _plot(self, panel: Axes, method: str, curve: Line, size: float) -> Line2D:
         scaled = replace(curve, spent=[amount / size for amount in curve.spent])
         look = looks(self.comparison.methods)[method]
-        # A method may have no curve here because it has no such tier.
-        some = curve.spent or any(map(evaluated, self.comparison.by_method[method]))
-        label = method if some else f"{method} (not evaluated)"
-        return trace(panel, scaled, look, label=label, linewidth=1.5 if len(curve.spent) < 200 else 1.0, markersize=4)
+        width = 1.5 if len(curve.spent) < 200 else 1.0
+        return trace(panel, scaled, look, label=self._label(method), linewidth=width, markersize=4)
+
+    def _label(self, method: str) -> str:
+        """A method that has no curve in a panel may have no such tier; one without any has none yet."""
+        some = any(map(evaluated, self.comparison.by_method[method]))
+        return method if some else f"{method} (not evaluated)"
 
 
 def trace(panel: Axes, curve: Line, look: Look, **how: Any) -> Line2D:

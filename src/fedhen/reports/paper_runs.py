@@ -21,6 +21,7 @@ from fedhen.reports.paper_values import (
     TIERS,
     Reference,
 )
+from fedhen.reports.variants import PLAYED, SILENT
 from fedhen.schema import by_key
 from fedhen.toml import to_toml
 
@@ -35,7 +36,7 @@ CENTRALISED: tuple[Reference, ...] = tuple(CENTRALISED_PERCENT)
 """The paper's eight centralised references."""
 NOT_RUN = "not run"
 """What a table says where there is no run."""
-LOOKS = ("runtime", "evaluation", "targets", "checkpoint", "fleet")
+LOOKS = (*SILENT, *PLAYED)
 FREE = ("recipe", "method", "seed", *LOOKS)
 """Settings and sections that may differ from the recipe's without making another experiment of it."""
 

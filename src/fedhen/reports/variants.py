@@ -15,8 +15,8 @@ from fedhen.toml import to_toml
 
 SILENT = ("checkpoint", "fleet", "targets")
 """Sections that change no number."""
-HANDLING = ("rounds", "runtime", "evaluation")
-"""Settings and sections that say how an experiment is played and looked at, not which one it is."""
+PLAYED = ("runtime", "evaluation")
+"""Sections that say how an experiment is played and looked at, not which one it is."""
 NOT_SET = "not set"
 
 
@@ -48,9 +48,10 @@ def variants(runs: Sequence[Run]) -> Variants:
 def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The settings in which runs with the same seed differ; how they were played where nothing else does."""
     varied: list[str] = []
+    handling = ("rounds", *PLAYED)
     kinds: tuple[Callable[[str], bool], ...] = (
-        lambda section: section not in (*SILENT, *HANDLING),
-        lambda section: section in HANDLING,
+        lambda section: section not in (*SILENT, *handling),
+        lambda section: section in handling,
     )
     for counts in kinds:
         for twins in _twins(settings, varied):
@@ -76,7 +77,7 @@ def _recipe(run: Run) -> Mapping[str, Any]:
 
 def short(key: str) -> str:
     """A setting by its last name, if no other has the same."""
-    known = [key for key, _ in schema.settings()]
+    known = [each for each, _ in schema.settings()]
     ends = Counter(each.rpartition(".")[2] for each in known) + Counter({each.split(".")[0] for each in known})
     end = key.rpartition(".")[2]
     return end if key in known and ends[end] == 1 else key

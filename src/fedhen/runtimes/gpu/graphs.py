@@ -38,7 +38,7 @@ class GraphDevices:
     """Tiers that the plain runtime trains."""
 
     def __post_init__(self) -> None:
-        """An earlier run of this process may still hold its slots."""
+        """What is left of an earlier run of this process is given back first."""
         release()
 
     @property
