@@ -32,7 +32,7 @@ th, td { padding: .35rem .7rem; text-align: right; font-weight: normal; white-sp
 th:first-child { text-align: left; }
 th[scope=row], thead th:first-child { position: sticky; left: 0; background: var(--back); }
 th[rowspan] { white-space: nowrap; }
-thead th { font-weight: 600; border-bottom: 2px solid var(--line); vertical-align: bottom; }
+thead th { font-weight: 600; border-bottom: 2px solid var(--line); vertical-align: bottom; white-space: normal; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 tbody th[scope=rowgroup] { background: var(--band); font-weight: 600; }
 figure { margin: 1rem 0; }
