@@ -74,6 +74,8 @@ def test_compare_run_report_evaluate(tmp_path: Path) -> None:
     report = fedhen("report", "runs/digits-compare", "--out", "mine", "--target", "simple=10,5", cwd=tmp_path)
     assert report.returncode == 0, report.stderr
     assert "10.0 %" in report.stdout and (tmp_path / "mine" / "report.html").is_file()
+    early = fedhen("report", "runs/digits-compare", "--out", "early", "--rounds", "1", cwd=tmp_path)
+    assert "rounds 1 to 1 alone" in early.stdout and re.search(r"^  rounds( +1){3}$", early.stdout, re.MULTILINE)
 
 
 def test_plain_lines_when_the_output_is_no_terminal(tmp_path: Path) -> None:
@@ -148,6 +150,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["run", "digits", "--split", "iid"], "unrecognized arguments: --split iid"),
         (["compar"], "invalid choice: 'compar'"),
         (["report", "nowhere"], "nowhere is not a run folder, and holds none"),
+        (["report", "a-run", "--rounds", "0"], "--rounds 0: it must be at least 1"),
         (["evaluate", "nowhere"], "nowhere is not a run folder"),
         (["recipes", "digit"], "unknown recipe 'digit': did you mean 'digits'?"),
     ],

@@ -272,17 +272,18 @@ def test_where_memory_runs_out_fewer_devices_train_at_a_time() -> None:
     """The process may have what one device of each tier took, and as much again; less than that is one line."""
     small = ["devices.number=16", "devices.active=16", "rounds=1", "evaluation.every=1", "runtime.precision=fp32"]
     small += ["training.epochs=1", "training.batch_size=100"]  # a step each
-    at_rest = []
 
     def taken(*settings: str) -> tuple[Experiment, int]:
-        at_rest.append(held())
+        print("at rest", held() >> 20)
         torch.cuda.reset_peak_memory_stats()
-        return played(digits(*small, *settings)), torch.cuda.max_memory_reserved()
+        experiment = played(digits(*small, *settings))
+        print("at most", torch.cuda.max_memory_reserved() >> 20)
+        return experiment, torch.cuda.max_memory_reserved()
 
     plain = played(digits(*small, "runtime.engine=plain"))
     few, many = taken("devices.active=2")[1], taken()[1]
     total = torch.cuda.mem_get_info()[1]
-    assert held() < few, (at_rest, few, many)
+    assert held() < few
     try:
         torch.cuda.set_per_process_memory_fraction((few + (many - few) / 3) / total)
         scarce, _ = taken()

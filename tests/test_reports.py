@@ -151,6 +151,26 @@ def test_cells_say_not_reached_not_yet_and_not_evaluated() -> None:
     assert rows(runs[:2], targets={"simple": [80]})["simple"][0][-1] == "> 2.0×"
 
 
+def test_the_first_rounds_alone_are_looked_at_where_that_is_asked_for() -> None:
+    """What is played after them changes nothing; a run that has them all is over, whatever it was to play."""
+    runs = [
+        make_run("fedhen", {"simple": [0.5, 0.8, 0.9, 0.9]}),
+        make_run("noside", {"simple": [0.5, 0.6, 0.8]}, planned=9),
+        make_run("decouple", {"simple": [0.7]}, planned=9),
+    ]
+    cut = [run.first(2) for run in runs]
+    assert rows(runs, targets={"simple": [80]})["simple"] == [("80.0 %", "2", "3", "not yet", "–")]
+    assert rows(cut, targets={"simple": [80]})["simple"] == [("80.0 %", "2", "not reached", "not yet", "–")]
+    assert rows(cut[:2], targets={"simple": [80]})["simple"] == [("80.0 %", "2", "not reached", "> 1.0×")]
+    effort = {row[0]: row[1:] for group in outcome_table(compare(cut)).groups for row in group.rows}
+    assert effort["all devices, final, %"] == ("80.00", "60.00", "70.00")
+    assert effort["rounds"] == ("2", "2", "1 of 2")
+    assert effort["bytes sent"] == ("4.00 MB", "4.00 MB", "2.00 MB")
+    said = "\n".join(warnings(compare(cut)))
+    assert "rounds 1 to 2 alone" in said and "Unfinished: decouple, seed 0 (decouple-0), 1 of 2 rounds" in said
+    assert "Unfinished: noside" not in said
+
+
 def test_bytes_are_all_that_was_sent_until_the_round() -> None:
     # two tiers, 1 MB each down and up: 4 MB a round
     runs = [

@@ -187,6 +187,19 @@ class Run:
     environment: dict[str, Any]
     damage: tuple[str, ...] = ()
     """What of the folder could not be read, in words; all else is as it was written."""
+    until: int | None = None
+    """The last round that is looked at, where that is not the last of all."""
+
+    def first(self, number: int) -> Run:
+        """The run as it stood after that many rounds."""
+        rounds, timing = ([each for each in records if each["round"] <= number] for records in (self.rounds, self.timing))
+        return replace(self, rounds=rounds, timing=timing, until=number)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more can come of it."""
+        seen = self.rounds[-1]["round"] if self.rounds else 0
+        return self.summary is not None or (self.until is not None and seen >= self.until)
 
     @property
     def method(self) -> str:

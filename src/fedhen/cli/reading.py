@@ -22,6 +22,7 @@ examples:
   fedhen report runs/digits-compare
   fedhen report runs/digits-fedhen-seed0 runs/digits-noside-seed0 --out my-report
   fedhen report runs/digits-compare --target simple=92,90 --target complex=auto
+  fedhen report runs/digits-compare --rounds 10
   fedhen report runs/usual runs/groups-4     one method with other settings: a column for each
 """
 AUTO = "auto"
@@ -52,6 +53,9 @@ def add_commands(commands: Any) -> None:
         choices=KINDS,
         help="whose models: the average of all devices' last ones (default, where all runs keep it), or the server's",
     )
+    report.add_argument(
+        "--rounds", type=int, metavar="N", help="look at the first N rounds of each run alone: equal budgets for all"
+    )
     report.set_defaults(run=report_command)
     evaluate = commands.add_parser("evaluate", help="score the saved models of a run again")
     evaluate.add_argument("run_folder", type=Path, metavar="RUN", help="a finished run folder")
@@ -67,8 +71,12 @@ def add_commands(commands: Any) -> None:
 
 def report_command(options: argparse.Namespace) -> int:
     """`fedhen report`."""
+    if options.rounds is not None and options.rounds < 1:
+        raise UserError(f"--rounds {options.rounds}: it must be at least 1")
     folders = list(run_folders(options.runs))
     runs = readable(folders)
+    if options.rounds is not None:
+        runs = [run.first(options.rounds) for run in runs]
     out = options.out or (options.runs[0] if len(options.runs) == 1 else claim_fresh(RUNS, "report"))
     report = write_report(runs, out, targets=targets(options.target), kind=options.of)
     print(report.text)

@@ -122,8 +122,9 @@ def rounds_done(run: Run) -> int:
 
 
 def rounds_planned(run: Run) -> int:
-    """The rounds that the configuration asks for."""
-    return int(run.config.get("rounds", rounds_done(run)))
+    """The rounds that the configuration asks for, as far as they are looked at."""
+    asked = int(run.config.get("rounds", rounds_done(run)))
+    return asked if run.until is None else min(asked, run.until)
 
 
 def evaluated(run: Run) -> bool:
@@ -149,12 +150,18 @@ def warnings(comparison: Comparison) -> list[str]:
     """What a reader must know before trusting the numbers; empty if all runs are whole, finished and set up alike."""
     runs = comparison.runs
     return [
+        *_cut(runs),
         *_damaged(runs),
         *_unfinished(runs),
         *_without_average(runs),
         *_variants(comparison),
         *_differences(comparison),
     ]
+
+
+def _cut(runs: Sequence[Run]) -> Iterator[str]:
+    for until in {run.until for run in runs if run.until is not None}:
+        yield f"Of every run, rounds 1 to {until} alone are looked at."
 
 
 def _damaged(runs: Sequence[Run]) -> Iterator[str]:
@@ -170,7 +177,7 @@ def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
         progress = f"{rounds_done(run)} of {rounds_planned(run)} rounds recorded"
         if not evaluated(run):
             yield f"No evaluated round yet: {name}, {progress}."
-        elif run.summary is None:
+        elif not run.over:
             yield f"Unfinished: {name}, {progress}; its numbers can still change."
 
 

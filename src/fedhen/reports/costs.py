@@ -76,7 +76,7 @@ def cost(run: Run, goal: Goal, spent: Spent) -> Cost:
     if not curve:
         return Cost(0, Outcome.BLANK)
     in_vain = spent(run, curve[-1][0], goal.tier)
-    if run.summary is None:
+    if not run.over:
         return Cost(in_vain, Outcome.PENDING)
     # Of a damaged run nobody can tell what the lost rounds reached.
     return Cost(in_vain, Outcome.DAMAGED if run.damage else Outcome.MISSED)

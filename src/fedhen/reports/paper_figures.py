@@ -171,9 +171,12 @@ class PaperFigure:
         return found
 
     def _draw(self, axis: Axes, panel: Panel) -> None:
+        from matplotlib.ticker import MultipleLocator
+
         axis.set_title(panel.title)
         axis.set_xlim(0, self._rounds)
         axis.set_ylim(*self._limits)
+        axis.yaxis.set_major_locator(MultipleLocator(10))
         for place, method in enumerate(METHODS):
             curve = self._lines[panel.title, method]
             trace(axis, curve, looks([method])[method], **THIN).set_zorder(10 - place)  # FedHeN on top

@@ -168,7 +168,7 @@ def _parameters(tier: str) -> Callable[[Sequence[Run]], str]:
 
 
 def _rounds(runs: Sequence[Run]) -> str:
-    if len(runs) == 1 and (runs[0].summary is None or runs[0].damage):
+    if len(runs) == 1 and (not runs[0].over or runs[0].damage):
         return f"{rounds_done(runs[0])} of {rounds_planned(runs[0])}"
     done = [rounds_done(run) for run in runs]
     return str(done[0]) if len(set(done)) == 1 else f"{min(done)} to {max(done)}"

@@ -90,7 +90,7 @@ class GraphDevices:
         while len(slots) < min(number, self.most.get(tier, SLOTS)) and tier not in self.refused:
             short = False
             try:
-                slots.append(Slot(self.plain, tier))
+                slots.append(Slot(self.plain, tier, len(slots)))
             except (CannotCapture, torch.OutOfMemoryError) as reason:
                 short = ran_out(reason)
                 if not short:
