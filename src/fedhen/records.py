@@ -192,7 +192,9 @@ class Run:
 
     def first(self, number: int) -> Run:
         """The run as it stood after that many rounds."""
-        rounds, timing = ([each for each in records if each["round"] <= number] for records in (self.rounds, self.timing))
+        rounds, timing = (
+            [each for each in records if each["round"] <= number] for records in (self.rounds, self.timing)
+        )
         return replace(self, rounds=rounds, timing=timing, until=number)
 
     @property

@@ -41,7 +41,7 @@ class Captured(NamedTuple):
 
 @cache
 def stream_of(tier: str, place: int, *, first: bool) -> torch.cuda.Stream:
-    """The stream of a tier's slot, in this run and the next: each keeps what its products work in, 32 MiB on an H200."""
+    """Of a tier's slot, in this run and the next: every stream keeps what its products work in, 32 MiB on an H200."""
     return torch.cuda.Stream(priority=-1 if first else 0)
 
 
