@@ -75,7 +75,9 @@ def test_compare_run_report_evaluate(tmp_path: Path) -> None:
     assert report.returncode == 0, report.stderr
     assert "10.0 %" in report.stdout and (tmp_path / "mine" / "report.html").is_file()
     early = fedhen("report", "runs/digits-compare", "--out", "early", "--rounds", "1", cwd=tmp_path)
-    assert "rounds 1 to 1 alone" in early.stdout and re.search(r"^  rounds( +1){3}$", early.stdout, re.MULTILINE)
+    assert "The first 1 of 2 rounds alone" in early.stdout and re.search(
+        r"^  rounds( +1){3}$", early.stdout, re.MULTILINE
+    )
 
 
 def test_plain_lines_when_the_output_is_no_terminal(tmp_path: Path) -> None:

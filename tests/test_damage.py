@@ -79,6 +79,8 @@ def test_the_rounds_before_the_damage_count_and_the_run_is_marked_everywhere(
     (run / "rounds.jsonl").write_text("".join(damage(lines(run))))
     found = read_run(run)
     assert [r["round"] for r in found.rounds] == [1, 2] and says in found.damage[0]
+    assert found.first(3).damage == found.damage
+    assert found.first(2).damage == (), "what is lost comes later"
     whole = make_run("noside", CURVES)
     report = write_report([found, whole], tmp_path / "out", targets={"simple": [70]})
     note = "Damaged: fedhen, seed 0 (run): "
@@ -98,7 +100,7 @@ def test_lost_timing_costs_nothing_but_the_timing(run: Path) -> None:
     for content in ('{"round": 1}\n', "[]\n", '{"total": "x"}\n', '{"total": -1}\n'):
         (run / "timing.jsonl").write_text(content)
         found = read_run(run)
-        assert len(found.rounds) == 4 and found.timing == []
+        assert len(found.rounds) == 4 and found.timing == [] and found.first(2).damage == found.damage
         assert found.damage[0].startswith("timing.jsonl is damaged from line 1 on")
 
 

@@ -272,24 +272,28 @@ def test_where_memory_runs_out_fewer_devices_train_at_a_time() -> None:
     """The process may have what one device of each tier took, and as much again; less than that is one line."""
     small = ["devices.number=16", "devices.active=16", "rounds=1", "evaluation.every=1", "runtime.precision=fp32"]
     small += ["training.epochs=1", "training.batch_size=100"]  # a step each
+    found = []
+    """What was held at rest, and at most."""
 
-    def taken(*settings: str) -> tuple[Experiment, int]:
-        print("at rest", held() >> 20)
+    def taken(*settings: str) -> Experiment:
+        at_rest = held()
         torch.cuda.reset_peak_memory_stats()
         experiment = played(digits(*small, *settings))
-        print("at most", torch.cuda.max_memory_reserved() >> 20)
-        return experiment, torch.cuda.max_memory_reserved()
+        found.append((at_rest, torch.cuda.max_memory_reserved()))
+        return experiment
 
     plain = played(digits(*small, "runtime.engine=plain"))
-    few, many = taken("devices.active=2")[1], taken()[1]
+    taken("devices.active=2")
+    taken()
+    (_, few), (_, many) = found
     total = torch.cuda.mem_get_info()[1]
-    assert held() < few
+    assert held() < few, found
     try:
         torch.cuda.set_per_process_memory_fraction((few + (many - few) / 3) / total)
-        scarce, _ = taken()
+        scarce = taken()
         devices = scarce.devices
         assert isinstance(devices, GraphDevices)
-        assert 2 <= sum(map(len, devices.slots.values())) < 16
+        assert 2 <= sum(map(len, devices.slots.values())) < 16, found
         assert apart(plain, scarce) < 1e-5
         del scarce, devices
         torch.cuda.set_per_process_memory_fraction(few / 20 / total)

@@ -365,6 +365,8 @@ def test_curves_targets_and_references_are_drawn_where_they_belong(all_runs: lis
     assert [line.get_ydata()[0] for line in levels] == [84.4, 83.4, 75.0, 75.0]  # type: ignore[index]
     assert said(simple) == {"84.4", "83.4", "all data 75.0 (ours)", "half data 75.0 (ours)"}
     assert simple.get_xlim() == (0, 1000)
+    ticks = [each for _, figure in drawn(all_runs) for axis in figure.axes for each in axis.get_yticks()]
+    assert {each % 10 for each in ticks} == {0} and set(range(10, 91, 10)) <= set(ticks)
 
 
 def said(axis: Any) -> set[str]:

@@ -155,9 +155,10 @@ def test_the_first_rounds_alone_are_looked_at_where_that_is_asked_for() -> None:
     """What is played after them changes nothing; a run that has them all is over, whatever it was to play."""
     runs = [
         make_run("fedhen", {"simple": [0.5, 0.8, 0.9, 0.9]}),
-        make_run("noside", {"simple": [0.5, 0.6, 0.8]}, planned=9),
-        make_run("decouple", {"simple": [0.7]}, planned=9),
+        make_run("noside", {"simple": [0.5, 0.6, 0.8]}, planned=4),
+        make_run("decouple", {"simple": [0.7]}, planned=4),
     ]
+    runs[0].timing[2]["total"] = runs[0].timing[3]["total"] = 9.0
     cut = [run.first(2) for run in runs]
     assert rows(runs, targets={"simple": [80]})["simple"] == [("80.0 %", "2", "3", "not yet", "–")]
     assert rows(cut, targets={"simple": [80]})["simple"] == [("80.0 %", "2", "not reached", "not yet", "–")]
@@ -166,9 +167,23 @@ def test_the_first_rounds_alone_are_looked_at_where_that_is_asked_for() -> None:
     assert effort["all devices, final, %"] == ("80.00", "60.00", "70.00")
     assert effort["rounds"] == ("2", "2", "1 of 2")
     assert effort["bytes sent"] == ("4.00 MB", "4.00 MB", "2.00 MB")
-    said = "\n".join(warnings(compare(cut)))
-    assert "rounds 1 to 2 alone" in said and "Unfinished: decouple, seed 0 (decouple-0), 1 of 2 rounds" in said
-    assert "Unfinished: noside" not in said
+    assert effort["seconds a round (median)"] == ("1.50", "1.50", "1.50")
+    assert warnings(compare(cut)) == [
+        "The first 2 of 4 rounds alone are looked at: fedhen-0, noside-0, decouple-0.",
+        "Unfinished: decouple, seed 0 (decouple-0), 1 of 2 rounds recorded; its numbers can still change.",
+    ]
+
+
+def test_a_run_that_is_no_longer_than_asked_for_is_looked_at_whole() -> None:
+    short, long = make_run("noside", {"simple": [0.5, 0.6]}), make_run("fedhen", {"simple": [0.5, 0.6, 0.7, 0.8]})
+    assert short.first(2) is short and short.first(3) is short
+    said = warnings(compare([short.first(3), long.first(3)]))
+    assert said == [
+        "The first 3 of 4 rounds alone are looked at: fedhen-0.",
+        "The runs differ in more than method and seed: rounds is 3 or 2.",
+    ]
+    sparse = make_run("fedhen", {"simple": [None, None, 0.5]}).first(2)
+    assert warnings(compare([sparse]))[1:] == ["No evaluated round: fedhen, seed 0 (fedhen-0), 2 of 2 rounds recorded."]
 
 
 def test_bytes_are_all_that_was_sent_until_the_round() -> None:

@@ -187,21 +187,26 @@ class Run:
     environment: dict[str, Any]
     damage: tuple[str, ...] = ()
     """What of the folder could not be read, in words; all else is as it was written."""
-    until: int | None = None
-    """The last round that is looked at, where that is not the last of all."""
+    cut_from: int = 0
+    """The rounds it was to play, where fewer are looked at."""
 
     def first(self, number: int) -> Run:
-        """The run as it stood after that many rounds."""
-        rounds, timing = (
-            [each for each in records if each["round"] <= number] for records in (self.rounds, self.timing)
+        """Its first rounds alone, as if no more had been asked for."""
+        if number >= self.config["rounds"]:
+            return self
+        return replace(
+            self,
+            config={**self.config, "rounds": number},
+            rounds=self.rounds[:number],
+            timing=self.timing[:number],
+            damage=self.damage if min(len(self.rounds), len(self.timing)) < number else (),
+            cut_from=self.config["rounds"],
         )
-        return replace(self, rounds=rounds, timing=timing, until=number)
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can come of it."""
-        seen = self.rounds[-1]["round"] if self.rounds else 0
-        return self.summary is not None or (self.until is not None and seen >= self.until)
+        """Whether its numbers cannot change any more."""
+        return self.summary is not None or len(self.rounds) >= self.config["rounds"]
 
     @property
     def method(self) -> str:

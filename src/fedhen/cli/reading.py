@@ -22,7 +22,7 @@ examples:
   fedhen report runs/digits-compare
   fedhen report runs/digits-fedhen-seed0 runs/digits-noside-seed0 --out my-report
   fedhen report runs/digits-compare --target simple=92,90 --target complex=auto
-  fedhen report runs/digits-compare --rounds 10
+  fedhen report runs/digits-compare --rounds 10 --out early
   fedhen report runs/usual runs/groups-4     one method with other settings: a column for each
 """
 AUTO = "auto"
@@ -53,9 +53,7 @@ def add_commands(commands: Any) -> None:
         choices=KINDS,
         help="whose models: the average of all devices' last ones (default, where all runs keep it), or the server's",
     )
-    report.add_argument(
-        "--rounds", type=int, metavar="N", help="look at the first N rounds of each run alone: equal budgets for all"
-    )
+    report.add_argument("--rounds", type=int, metavar="N", help="look at the first N rounds of each run alone")
     report.set_defaults(run=report_command)
     evaluate = commands.add_parser("evaluate", help="score the saved models of a run again")
     evaluate.add_argument("run_folder", type=Path, metavar="RUN", help="a finished run folder")

@@ -122,9 +122,8 @@ def rounds_done(run: Run) -> int:
 
 
 def rounds_planned(run: Run) -> int:
-    """The rounds that the configuration asks for, as far as they are looked at."""
-    asked = int(run.config.get("rounds", rounds_done(run)))
-    return asked if run.until is None else min(asked, run.until)
+    """The rounds that the configuration asks for."""
+    return int(run.config.get("rounds", rounds_done(run)))
 
 
 def evaluated(run: Run) -> bool:
@@ -160,8 +159,12 @@ def warnings(comparison: Comparison) -> list[str]:
 
 
 def _cut(runs: Sequence[Run]) -> Iterator[str]:
-    for until in {run.until for run in runs if run.until is not None}:
-        yield f"Of every run, rounds 1 to {until} alone are looked at."
+    cuts: dict[str, list[str]] = {}
+    for run in runs:
+        if run.cut_from:
+            cuts.setdefault(f"{rounds_planned(run)} of {run.cut_from}", []).append(run.folder.name)
+    for share, names in cuts.items():
+        yield f"The first {share} rounds alone are looked at: {', '.join(names)}."
 
 
 def _damaged(runs: Sequence[Run]) -> Iterator[str]:
@@ -176,7 +179,7 @@ def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
         name = f"{run.method}, seed {run.seed} ({run.folder.name})"
         progress = f"{rounds_done(run)} of {rounds_planned(run)} rounds recorded"
         if not evaluated(run):
-            yield f"No evaluated round yet: {name}, {progress}."
+            yield f"No evaluated round{'' if run.over else ' yet'}: {name}, {progress}."
         elif not run.over:
             yield f"Unfinished: {name}, {progress}; its numbers can still change."
 

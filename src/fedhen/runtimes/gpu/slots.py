@@ -40,9 +40,9 @@ class Captured(NamedTuple):
 
 
 @cache
-def stream_of(tier: str, place: int, *, first: bool) -> torch.cuda.Stream:
+def stream_of(gpu: int, tier: str, place: int, urgent: bool) -> torch.cuda.Stream:
     """Of a tier's slot, in this run and the next: every stream keeps what its products work in, 32 MiB on an H200."""
-    return torch.cuda.Stream(priority=-1 if first else 0)
+    return torch.cuda.Stream(gpu, priority=-1 if urgent else 0)
 
 
 class Slot:
@@ -52,7 +52,8 @@ class Slot:
         fleet = plain.fleet
         self.plain, self.fleet, self.tier = plain, fleet, tier
         # What takes longest goes first wherever there is a choice.
-        self.stream = stream_of(tier, place, first=tier == list(fleet.holdings)[-1])
+        urgent = tier == list(fleet.holdings)[-1]
+        self.stream = stream_of(torch.cuda.current_device(), tier, place, urgent)
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, Captured] = {}
         """By batch size, the one used last at the end."""
