@@ -24,12 +24,14 @@ from fedhen.records import Run, read_run
 from fedhen.reports.costs import Cost, Outcome, gain
 from fedhen.reports.curves import looks
 from fedhen.reports.paper import CENTRALISED, PAPER_RUNS, finished, write_paper
+from fedhen.reports.paper_accuracies import accuracy_table
 from fedhen.reports.paper_centralised import centralised_table
 from fedhen.reports.paper_figures import PaperFigure, paper_figures
 from fedhen.reports.paper_runs import find, reference_of
 from fedhen.reports.paper_tables import further_tables, outcome_tables, paper_tables
 from fedhen.reports.paper_values import METHODS, ROUNDS_TO_TARGET
 from fedhen.reports.table import Table
+from fedhen.reports.tables import SEEDS
 from fedhen.toml import to_toml
 from report_fixtures import Curves, make_run, staircase, write_folder
 from test_reports import Checker
@@ -85,6 +87,7 @@ def cells(table: Table) -> Cells:
 def tables(runs: Sequence[Run], kind: str = "devices") -> dict[str, Table]:
     found = find(runs)
     every = [*paper_tables(found, kind), *further_tables(found, kind), centralised_table(found)]
+    every.append(accuracy_table(found, kind))
     return {table.name: table for table in every}
 
 
@@ -213,6 +216,46 @@ def test_auto_targets_follow_the_papers_rule_where_all_methods_are_finished(all_
     assert again["simple", "CIFAR-10", "84.4 %"] == ("289", "943", "805", "2.8×")
     assert again["complex", "CIFAR-100", "45.8 %"] == ("376", "752", "472", "1.3×")
     assert not {"table-1-auto", "table-2-auto"} & set(tables([]))
+
+
+def test_best_accuracies_beside_what_the_paper_says() -> None:
+    def run(recipe: str, method: str, best: float, seed: int = 0, **changes: Any) -> Run:
+        """Falls again after its best round; the complex model is half as good."""
+        curve = staircase(1000, {500: best, 1000: 0.1})
+        return federated(
+            recipe, method, {"simple": curve, "complex": [each / 2 for each in curve]}, seed=seed, **changes
+        )
+
+    runs = [
+        *(run("cifar10-iid", "fedhen", best, seed) for seed, best in enumerate((0.88, 0.90))),
+        run("cifar10-iid", "decouple", 0.85),
+        run("cifar10-iid", "noside", 0.86),
+        run("cifar100-noniid", "fedhen", 0.6),
+        run("cifar100-noniid", "noside", 0.7, planned=2000),
+        one_place("cifar10", "simple", 1.0, staircase(100, {50: 0.9, 100: 0.875})),
+        one_place("cifar10", "complex", 0.5, staircase(100, {1: 0.9})),
+    ]
+    found = cells(tables(runs)["accuracies"])
+    assert SEEDS in tables(runs)["accuracies"].notes[-1] and SEEDS not in tables(runs[2:])["accuracies"].notes[-1]
+    # 88 and 90 %: mean 89, deviation the square root of 2; 89 - 86 = 3
+    assert found["simple", "CIFAR-10", "IID"] == ("89.00 ± 1.41 (88.6)", "85.00", "86.00", "3.0", "87.50 (86)")
+    assert found["complex", "CIFAR-10", "IID"] == ("44.50 ± 0.71 (89.6)", "42.50", "43.00", "1.5 (> 1)", "not run (93)")
+    assert found["simple", "CIFAR-10", "non-IID"] == ("not run", "not run", "not run", "–", "87.50 (86)")
+    assert found["simple", "CIFAR-100", "non-IID"] == (
+        "60.00",
+        "not run",
+        "unfinished (round 1000)",
+        "–",
+        "not run (63.2)",
+    )
+    assert len(found) == 8
+
+
+def test_the_servers_best_accuracies_are_its_own() -> None:
+    run = federated("cifar10-iid", "fedhen", {"simple": [0.5, 0.6], "complex": [0.5, 0.7]})
+    run.rounds[0]["accuracy"]["server"]["simple"] = 0.65
+    assert cells(tables([run], "server")["accuracies"])["simple", "CIFAR-10", "IID"][0] == "65.00 (88.6)"
+    assert cells(tables([run])["accuracies"])["simple", "CIFAR-10", "IID"][0] == "60.00 (88.6)"
 
 
 def test_centralised_references_beside_the_papers() -> None:
@@ -442,7 +485,8 @@ def test_the_page_is_well_formed_and_needs_nothing_else(all_runs: list[Run], tmp
     page = Checker((tmp_path / "paper.html").read_text(encoding="utf-8"))
     assert [name for name, count in page.ids.items() if count > 1] == []
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
-    assert page.tags["table"] == 2 + 2 + 4 + 1 + 4  # the paper's, auto, bytes of two kinds, centralised, a recipe each
+    # the paper's, auto, bytes of two kinds, accuracies, centralised, a recipe each
+    assert page.tags["table"] == 2 + 2 + 4 + 1 + 1 + 4
     assert page.tags["svg"] == 2 + 2 + 4
     assert page.tags["script"] == page.tags["link"] == page.tags["img"] == 0
     assert "1000 (1000)" in page.text.replace("\N{NO-BREAK SPACE}", " ")
@@ -457,7 +501,7 @@ def test_latex_is_balanced_and_its_rows_are_full(all_runs: list[Run], tmp_path: 
     assert bare.count("{") == bare.count("}")
     assert Counter(re.findall(r"\\begin\{(\w+)\}", source)) == Counter(re.findall(r"\\end\{(\w+)\}", source))
     tabulars = re.findall(r"\\begin\{tabular\}\{(l+r+)\}(.*?)\\end\{tabular\}", bare, flags=re.DOTALL)
-    assert len(tabulars) == (13 if complete else 6)
+    assert len(tabulars) == (14 if complete else 7)
     for columns, body in tabulars:
         rows = [row for row in body.split(r"\\") if "&" in row]
         assert rows

@@ -11,6 +11,7 @@ from fedhen.records import Run, write_text
 from fedhen.reports.comparison import scored_kind
 from fedhen.reports.curves import inline_svg, png, svg
 from fedhen.reports.page import document, environment, figure, notice, section
+from fedhen.reports.paper_accuracies import accuracy_table
 from fedhen.reports.paper_centralised import centralised_table
 from fedhen.reports.paper_figures import PaperFigure, paper_figures
 from fedhen.reports.paper_runs import (
@@ -42,7 +43,8 @@ def write_paper(runs: Sequence[Run], out: Path, *, kind: str | None = None) -> R
     """
     found = find(runs)
     kind = scored_kind(found.runs, kind)
-    tables = [*paper_tables(found, kind), centralised_table(found), *further_tables(found, kind)]
+    tables = [*paper_tables(found, kind), accuracy_table(found, kind), centralised_table(found)]
+    tables += further_tables(found, kind)
     figures = paper_figures(found, kind)
     parts: list[Part] = [*tables[:2], *figures, *tables[2:], *outcome_tables(found)]
     texts = {"paper.html": _page(found, parts), "paper.md": _markdown(found, parts), "paper.tex": _latex(found, parts)}
