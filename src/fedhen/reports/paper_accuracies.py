@@ -32,8 +32,7 @@ def accuracy_table(found: Found, kind: str) -> Table:
     title = "Best accuracy in percent, ours (the paper’s)"
     meaning = (
         f"The highest test accuracy in percent of a tier’s model ({SCORED[kind]}). Lead is {METHODS[HERO]}’s over the "
-        "best other method’s, in points. Centralised: after the last epoch on all training images. In parentheses "
-        "what the paper’s text says."
+        "best other method’s, in points. Centralised: after the last epoch on all training images."
     )
     groups = [
         Group(f"{tier} model", tuple(_row(found, kind, tier, data, split) for data in DATA_SETS for split in SPLITS))
