@@ -13,6 +13,7 @@ PACKAGE = Path(fedhen.__file__).parent
 ROOMS = [
     "version",
     "errors",
+    "files",
     "salvage",
     "config",
     "schema",

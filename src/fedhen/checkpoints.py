@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedhen.records import PART, replace_file, sync_folder
+from fedhen.files import PART, replace_file, sync_folder
 
 FOLDER = "checkpoints"
 FORMAT = 1

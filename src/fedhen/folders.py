@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedhen.errors import UserError
-from fedhen.records import CONFIG, FLEET, PART
+from fedhen.files import PART
+from fedhen.records import CONFIG, FLEET
 
 LOCK = "run.lock"
 """Locked while a process plays the run; the system unlocks it, however the process ends."""

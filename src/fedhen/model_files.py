@@ -15,6 +15,7 @@ from torch import nn
 from fedhen import salvage
 from fedhen.algorithm.merging import Server
 from fedhen.errors import UserError, one_line
+from fedhen.files import PART
 from fedhen.models.nesting import Family, load_weights
 from fedhen.params import Weights, count
 from fedhen.records import MODELS
@@ -41,7 +42,7 @@ def save_models(folder: Path, models: Mapping[str, Server], about: Mapping[str, 
 
 def _save(path: Path, tensors: Weights, about: str) -> None:
     """Beside and renamed: a file of that name is whole."""
-    beside = path.with_name(path.name + ".part")
+    beside = path.with_name(path.name + PART)
     try:
         save_file(tensors, beside, metadata={"fedhen": about})
         beside.replace(path)

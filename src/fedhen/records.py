@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from fedhen import salvage
 from fedhen.errors import UserError, one_line
+from fedhen.files import replace_file, write_json, write_text
 from fedhen.salvage import WRONG, mapping, number, text, whole
 
 CONFIG, ENVIRONMENT, ROUNDS, TIMING, ERRORS, SUMMARY, MODELS = (
@@ -39,8 +40,6 @@ CONFIG, ENVIRONMENT, ROUNDS, TIMING, ERRORS, SUMMARY, MODELS = (
 )
 FLEET = "fleet.json"
 """In the folder of a run that a real fleet plays: the run's own name, and its devices."""
-PART = ".part"
-"""The end of the name of a file that is not whole yet."""
 KINDS = ("devices", "server")
 """Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""
 
@@ -52,41 +51,6 @@ MOST_ERRORS = 100
 def reported(scores: Mapping[str, Any]) -> str:
     """The kind that is reported, of those that were scored: what the paper reports if it is there."""
     return next(kind for kind in KINDS if kind in scores)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, so that a reader never sees half of it."""
-    replace_file(path, text.encode())
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file beside, see that it is on the disk, and rename it: after a crash it is the old one or the new."""
-    beside = path.with_name(path.name + PART)
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        # On a full disk half a file would only be in the way.
-        beside.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """See that the names in a folder are on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write an object as indented JSON."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 @contextmanager

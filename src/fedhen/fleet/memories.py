@@ -19,8 +19,8 @@ from torch import Tensor
 from fedhen import salvage
 from fedhen.checkpoints import KINDS
 from fedhen.errors import UserError
+from fedhen.files import replace_file
 from fedhen.params import Weights
-from fedhen.records import replace_file
 
 RUNS_KEPT = 2
 """Of so many runs the memory is kept: the one that is played, and the one before."""

@@ -14,12 +14,12 @@ from fedhen import assembly, environment, toml
 from fedhen.algorithm.merging import Failure, Update
 from fedhen.errors import UserError, one_line
 from fedhen.faults import LONGEST, OUT_OF_MEMORY, ran_out
+from fedhen.files import write_text
 from fedhen.fleet import wire
 from fedhen.fleet.app import App, NodeConfig
 from fedhen.fleet.memories import MemoryFiles
 from fedhen.fleet.wire import Answer, Identity, Malformed, Order
 from fedhen.params import finite
-from fedhen.records import write_text
 from fedhen.rounds import Sent
 from fedhen.runtimes.plain import Fleet, PlainDevices
 

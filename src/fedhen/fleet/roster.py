@@ -17,10 +17,11 @@ from flwr.serverapp import Grid
 from fedhen import salvage, toml
 from fedhen.config import Config
 from fedhen.errors import UserError, one_line
+from fedhen.files import write_json
 from fedhen.fleet import wire
 from fedhen.fleet.mail import Mail
 from fedhen.fleet.wire import Identity, Malformed
-from fedhen.records import FLEET, write_json
+from fedhen.records import FLEET
 
 PATIENCE = 120.0
 """Seconds that a node has to say who it is; then it is asked again."""

@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 
 from fedhen.errors import UserError
-from fedhen.records import Run, write_text
+from fedhen.files import write_text
+from fedhen.records import Run
 from fedhen.reports.comparison import scored_kind
 from fedhen.reports.curves import inline_svg, png, svg
 from fedhen.reports.page import document, environment, figure, notice, section

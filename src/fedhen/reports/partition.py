@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhen.config import Config
 from fedhen.errors import UserError
-from fedhen.records import write_json, write_text
+from fedhen.files import write_json, write_text
 from fedhen.reports.curves import STYLE, png, svg
 from fedhen.reports.table import Group, Table, to_text
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedhen.errors import UserError, one_line
-from fedhen.records import Run, write_text
+from fedhen.files import write_text
+from fedhen.records import Run
 from fedhen.reports.comparison import HERO, Comparison, compare, scored_kind, warnings
 from fedhen.reports.costs import BYTES, ROUNDS
 from fedhen.reports.curves import Chart, png, svg
