@@ -251,6 +251,14 @@ def test_best_accuracies_beside_what_the_paper_says() -> None:
     assert len(found) == 8
 
 
+def test_the_best_of_a_damaged_run_is_not_known() -> None:
+    whole = [federated("cifar10-iid", method, {"simple": [0.5, 0.6], "complex": [0.5, 0.7]}) for method in METHODS]
+    torn = [whole[0], replace(whole[1], damage=("rounds.jsonl is damaged from line 3 on",)), whole[2]]
+    found = cells(tables(torn)["accuracies"])["simple", "CIFAR-10", "IID"]
+    assert found == ("60.00 (88.6)", "damaged", "60.00", "–", "not run (86)")
+    assert cells(tables(whole)["accuracies"])["simple", "CIFAR-10", "IID"][1:4] == ("60.00", "60.00", "0.0")
+
+
 def test_the_servers_best_accuracies_are_its_own() -> None:
     run = federated("cifar10-iid", "fedhen", {"simple": [0.5, 0.6], "complex": [0.5, 0.7]})
     run.rounds[0]["accuracy"]["server"]["simple"] = 0.65

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 
 from fedhen.records import Run
-from fedhen.reports.costs import spread
+from fedhen.reports.costs import Outcome, spread
 from fedhen.reports.paper_centralised import reference_percents
 from fedhen.reports.paper_runs import NOT_RUN, Found, unfinished
+from fedhen.reports.paper_tables import HERO
 from fedhen.reports.paper_values import (
     BEST_PERCENT,
     CENTRALISED_PERCENT,
@@ -24,14 +25,12 @@ from fedhen.reports.table import Group, Table
 from fedhen.reports.tables import SCORED, SEEDS
 from fedhen.reports.targets import percent
 
-HERO = next(iter(METHODS))
-
 
 def accuracy_table(found: Found, kind: str) -> Table:
     """By tier, data set and split, the best of each method, FedHeN's lead, and the same model trained in one place."""
     title = "Best accuracy in percent, ours (the paper’s)"
     meaning = (
-        f"The highest test accuracy in percent of a tier’s model ({SCORED[kind]}). Lead is {METHODS[HERO]}’s over the "
+        f"The highest test accuracy in percent of a tier’s model ({SCORED[kind]}). Lead is {HERO}’s over the "
         "best other method’s, in points. Centralised: after the last epoch on all training images."
     )
     groups = [
@@ -64,8 +63,8 @@ def _row(found: Found, kind: str, tier: str, data: str, split: Split) -> tuple[s
 
 
 def _best(runs: Sequence[Run], tier: str, kind: str) -> list[float]:
-    """Of each run; nothing unless all are finished."""
-    if any(run.summary is None for run in runs):
+    """Of each run; nothing unless all are finished and whole."""
+    if any(run.summary is None or run.damage for run in runs):
         return []
     curves = [run.curve(tier, kind) for run in runs]
     return [max(percent(accuracy) for _, accuracy in curve) for curve in curves if curve]
@@ -75,7 +74,10 @@ def _cell(runs: Sequence[Run], best: Sequence[float]) -> str:
     if not runs:
         return NOT_RUN
     waiting = [run for run in runs if run.summary is None]
-    return unfinished(waiting[0]) if waiting else spread(best, decimals=2)
+    if waiting:
+        return unfinished(waiting[0])
+    # The best round may be among those that are lost.
+    return str(Outcome.DAMAGED) if any(run.damage for run in runs) else spread(best, decimals=2)
 
 
 def _lead(best: Mapping[str, Sequence[float]]) -> str:
