@@ -11,6 +11,8 @@ from fedhen.models.exits import Exits
 from fedhen.precision import exact_products
 
 Batch = tuple[Tensor, Tensor]
+DRAWS = 5
+"""Weights at which two forms of a module are compared, until they agree."""
 
 
 class NotForEngines(Exception):
@@ -41,9 +43,18 @@ def refuse(module: nn.Module, objective: Objective, batch: Batch) -> None:
 
 
 def agree(module: nn.Module, other: nn.Module, inputs: Tensor) -> bool:
-    """Whether two modules over the same parameters compute the same logits and gradients."""
+    """Whether two modules over the same parameters compute the same logits and gradients.
+
+    Near a kink, where a ReLU or a maximum turns over, rounding alone can tell two forms of a function apart. That is
+    rare, so they may differ at one draw of the weights; forms of different functions differ at every one.
+    """
+    return any(_agree_at(draw, module, other, inputs) for draw in range(DRAWS))
+
+
+def _agree_at(draw: int, module: nn.Module, other: nn.Module, inputs: Tensor) -> bool:
+    """Whether they do at weights somewhat off their own."""
     parameters = [p for p in module.parameters() if p.requires_grad]
-    with seeds.torch_randomness(0, "trial"), exact_products():
+    with seeds.torch_randomness(0, "trial", draw), exact_products():
         before = [p.detach().clone() for p in parameters]
         with torch.no_grad():
             for p in parameters:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Iterable
 
 import torch
@@ -26,9 +27,16 @@ def fused(module: nn.Module, sample: Tensor) -> nn.Module:
     """
     try:
         found = rewritten(module)
-        return found if agree(module, found, sample) else module
+        same = agree(module, found, sample)
     except Exception:  # Any module may refuse in its own way; it is then taken as it is.
         return module
+    if same:
+        return found
+    # Said from here, so that it is said once for all slots.
+    warnings.warn(
+        f"{type(module).__name__} rewritten for speed computes something else: it stays as it is", stacklevel=1
+    )
+    return module
 
 
 def rewritten(module: nn.Module) -> fx.GraphModule:

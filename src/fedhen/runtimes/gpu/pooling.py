@@ -24,10 +24,12 @@ def _mix_pool(x, alpha, y, size, OUT: tl.constexpr, C: tl.constexpr, K: tl.const
     corner = ((n * OUT + row) * K * OUT * K + column * K) * C + c
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
-    for k in tl.static_range(K * K):
-        value = tl.load(x + corner + (k // K * OUT * K + k % K) * C, inside, 0.0).to(tl.float32)
-        top = tl.where(value > top, value, top)
-        total += value
+    # A whole window written out would take minutes to compile where it is the whole image.
+    for i in range(K):
+        for j in tl.static_range(K):
+            value = tl.load(x + corner + (i * OUT * K + j) * C, inside, 0.0).to(tl.float32)
+            top = tl.where(value > top, value, top)
+            total += value
     a = tl.load(alpha).to(tl.float32)
     out = a * top + (1 - a) * (total / (K * K))
     tl.store(y + ((n * C + c) * OUT + row) * OUT + column, out.to(y.dtype.element_ty), inside)
@@ -45,17 +47,19 @@ def _mix_pool_backward(
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     where = tl.zeros([BLOCK], tl.int32)
-    for k in tl.static_range(K * K):
-        value = tl.load(x + corner + (k // K * OUT * K + k % K) * C, inside, 0.0).to(tl.float32)
-        where = tl.where(value > top, k, where)
-        top = tl.where(value > top, value, top)
-        total += value
+    for i in range(K):
+        for j in tl.static_range(K):
+            value = tl.load(x + corner + (i * OUT * K + j) * C, inside, 0.0).to(tl.float32)
+            where = tl.where(value > top, i * K + j, where)
+            top = tl.where(value > top, value, top)
+            total += value
     a = tl.load(alpha).to(tl.float32)
     grad = tl.load(dy + ((n * C + c) * OUT + row) * OUT + column, inside, 0.0).to(tl.float32)
     tl.store(shares + tl.program_id(0), tl.sum(tl.where(inside, grad * (top - total / (K * K)), 0.0)))
-    for k in tl.static_range(K * K):
-        out = grad * ((1 - a) / (K * K) + tl.where(where == k, a, 0.0))
-        tl.store(dx + corner + (k // K * OUT * K + k % K) * C, out.to(dx.dtype.element_ty), inside)
+    for i in range(K):
+        for j in tl.static_range(K):
+            out = grad * ((1 - a) / (K * K) + tl.where(where == i * K + j, a, 0.0))
+            tl.store(dx + corner + (i * OUT * K + j) * C, out.to(dx.dtype.element_ty), inside)
 
 
 class _MixPool(Function):
