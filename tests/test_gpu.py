@@ -293,7 +293,8 @@ def test_where_memory_runs_out_fewer_devices_train_at_a_time() -> None:
         scarce = taken()
         devices = scarce.devices
         assert isinstance(devices, GraphDevices)
-        assert 2 <= sum(map(len, devices.slots.values())) < 16, found
+        assert 1 <= devices.room < 8, found
+        assert max(map(len, devices.slots.values())) <= devices.room
         assert apart(plain, scarce) < 1e-5
         del scarce, devices
         torch.cuda.set_per_process_memory_fraction(few / 20 / total)

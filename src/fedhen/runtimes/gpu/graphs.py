@@ -18,7 +18,7 @@ from fedhen.algorithm.merging import Reply, Update
 from fedhen.errors import UserError
 from fedhen.faults import OUT_OF_MEMORY, ran_out
 from fedhen.rounds import Sent
-from fedhen.runtimes.gpu.slots import CannotCapture, Slot
+from fedhen.runtimes.gpu.slots import CannotCapture, Slot, living
 from fedhen.runtimes.plain import PlainDevices
 from fedhen.shelf import Shelf
 
@@ -32,8 +32,8 @@ class GraphDevices:
 
     plain: PlainDevices
     slots: dict[str, list[Slot]] = field(default_factory=dict)
-    most: dict[str, int] = field(default_factory=dict)
-    """Tier -> for how many slots there is memory, where that is known."""
+    room: int = SLOTS
+    """Slots of a tier that there is memory for, as far as is known."""
     refused: set[str] = field(default_factory=set)
     """Tiers that the plain runtime trains."""
 
@@ -87,7 +87,7 @@ class GraphDevices:
     def make_slots(self, tier: str, number: int) -> None:
         """That many slots of a tier, captured at their first use, or as many as there is memory for."""
         slots = self.slots.setdefault(tier, [])
-        while len(slots) < min(number, self.most.get(tier, SLOTS)) and tier not in self.refused:
+        while len(slots) < min(number, self.room) and tier not in self.refused:
             short = False
             try:
                 slots.append(Slot(self.plain, tier, len(slots)))
@@ -96,22 +96,24 @@ class GraphDevices:
                 if not short:
                     self.refused.add(tier)
                     warnings.warn(f"tier {tier!r} is trained one device at a time: {reason}", stacklevel=2)
-            # Here the error is gone, and what was begun can be freed.
-            if short and slots:
-                self.most[tier] = len(slots)
-                release()
-            elif short:
+            if short:  # Here the error is gone, and what was begun can be freed.
                 self.give_way()
 
     def give_way(self) -> None:
-        """Half as many slots for the tier that has most; less than one each cannot be."""
-        tier = max(self.slots, key=lambda tier: len(self.slots[tier]))
-        slots = self.slots[tier]
-        if len(slots) < 2:
+        """Half as many slots for every tier; less than one each cannot be.
+
+        All are given up and made again when they are needed: most of what a slot takes is what its stream's products
+        work in, and that can only be given back as a whole, when no graph reads it any longer.
+        """
+        self.room = max(map(len, self.slots.values())) // 2
+        if self.room < 1:
             raise UserError(OUT_OF_MEMORY)
-        del slots[len(slots) // 2 :]
-        self.most[tier] = len(slots)
+        for slots in self.slots.values():
+            slots.clear()
         release()
+        if not living:
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
 
     def try_wave(self, number: int, sent: Sent, wave: Sequence[tuple[int, Slot]]) -> tuple[list[Update], bool]:
         """What came back of a wave, and whether the rest is missing for lack of memory."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,7 @@ class Slot:
     """Room for one device of a tier to train in: a module, its flat state, a stream, a graph for each batch size."""
 
     def __init__(self, plain: PlainDevices, tier: str, place: int) -> None:
+        living.add(self)
         fleet = plain.fleet
         self.plain, self.fleet, self.tier = plain, fleet, tier
         # What takes longest goes first wherever there is a choice.
@@ -127,6 +129,8 @@ class Slot:
                     self.begin.zero_()
                     self.step(size, table)
                 self.stream.synchronize()
+                # While a graph is captured nothing can be given back, so what the trial took goes first.
+                torch.cuda.empty_cache()
                 table.copy_(self.captured(graph, size, table))
         except Exception as error:
             raise CannotCapture(f"its step cannot be captured: {str(error).splitlines()[0]}") from error
@@ -227,6 +231,10 @@ class Slot:
         stored = self.raw.state_dict()
         buffers = {n: b.clone() for n, b in self.raw.named_buffers() if n in stored}
         return {**received, **learned, **{n: b for n, b in buffers.items() if n in received}}
+
+
+living: WeakSet[Slot] = WeakSet()
+"""Every slot of this process that is not yet gone."""
 
 
 def _last_that_fits(plan: Visits, start: int, room: int) -> int:
