@@ -76,7 +76,8 @@ def test_results_are_those_of_the_runs(
         return printed[command]
 
     def parts(lines: Sequence[str]) -> list[list[str]]:
-        return [list(each) for some, each in groupby(lines, key=bool) if some]
+        """Tables as their lines; columns are as wide as their widest cell, which may be in a row that is not quoted."""
+        return [[re.sub("  +", "  ", line.strip()) for line in each] for some, each in groupby(lines, key=bool) if some]
 
     def quoted(part: Sequence[str], table: Sequence[str]) -> bool:
         left = iter(table)
