@@ -167,6 +167,8 @@ class Raises(nn.Module):
         (UserError("mine"), (UserError, "^mine$")),
         (MemoryError(), (UserError, f"^{OUT_OF_MEMORY}$")),
         (torch.OutOfMemoryError("CUDA out of memory"), (UserError, "lower training.batch_size, devices.active")),
+        (RuntimeError("CUDA error: out of memory"), (UserError, f"^{OUT_OF_MEMORY}$")),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling ..."), (UserError, f"^{OUT_OF_MEMORY}$")),
     ],
 )
 def test_what_is_no_devices_fault_ends_the_run(

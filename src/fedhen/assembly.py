@@ -191,7 +191,7 @@ def to_score(fleet: Fleet, tier: str) -> nn.Module:
         return module
     from fedhen.runtimes.gpu.fusing import fused
 
-    found = fused(module, fleet.data.inputs(fleet.data.x_test[:2]))
+    found = fused(module, fleet.data.inputs(fleet.data.x_test[:2]), tier)
     # A module of its own making may count on how its images lie.
     return module if found is module else found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

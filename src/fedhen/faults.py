@@ -22,6 +22,9 @@ OUT_OF_MEMORY = (
     "out of memory: lower training.batch_size, devices.active or evaluation.batch_size, or set runtime.rows=host"
 )
 
+SAID = ("can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED")
+"""What is said where there is no error of its own for it: by torch on a CPU, by CUDA's graphs, by its libraries."""
+
 
 def fault_of(error: Exception) -> str:
     """What went wrong on a device, in one line; what is not the device's fault is raised again."""
@@ -35,8 +38,7 @@ def fault_of(error: Exception) -> str:
 def ran_out(error: BaseException | None) -> bool:
     """Whether it was memory that ran out, in this error or in one that it came of."""
     while error is not None:
-        # On a CPU torch has no error of its own for it.
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(said in str(error) for said in SAID):
             return True
         error = error.__cause__ or error.__context__
     return False

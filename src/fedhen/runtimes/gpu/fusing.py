@@ -5,11 +5,14 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterable
+from functools import cache
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from fedhen.errors import one_line
+from fedhen.faults import LONGEST, ran_out
 from fedhen.models.preact_resnet import MixPool
 from fedhen.runtimes.gpu.convolutions import conv3x3, stem
 from fedhen.runtimes.gpu.norms import add_norm_relu, norm_relu
@@ -20,23 +23,28 @@ RELUS = (torch.relu, functional.relu, "relu")
 SUMS = (operator.add, torch.add)
 
 
-def fused(module: nn.Module, sample: Tensor) -> nn.Module:
+def fused(module: nn.Module, sample: Tensor, tier: str) -> nn.Module:
     """The same module, with the same weights, in fewer passes over memory.
 
     It is itself where it cannot be rewritten, or where the rewritten form computes something else on a sample.
     """
     try:
         found = rewritten(module)
-        same = agree(module, found, sample)
-    except Exception:  # Any module may refuse in its own way; it is then taken as it is.
-        return module
-    if same:
-        return found
-    # Said from here, so that it is said once for all slots.
-    warnings.warn(
-        f"{type(module).__name__} rewritten for speed computes something else: it stays as it is", stacklevel=1
-    )
+        if agree(module, found, sample):
+            return found
+        reason = "a form of it in fewer passes computes something else"
+    except Exception as error:  # Any module may refuse in its own way; it is then taken as it is.
+        if ran_out(error):
+            raise
+        reason = one_line(f"{type(error).__name__}: {error}")[:LONGEST]
+    _tell(f"tier {tier!r} runs as it is written, which is slower: {reason}")
     return module
+
+
+@cache
+def _tell(message: str) -> None:
+    """Once for all modules of a tier."""
+    warnings.warn(message, stacklevel=3)
 
 
 def rewritten(module: nn.Module) -> fx.GraphModule:

@@ -8,22 +8,18 @@ runtime's: all of a device's inputs for the round are made in one go and the ste
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from fedhen.algorithm.merging import Reply, Update
-from fedhen.errors import UserError
-from fedhen.faults import OUT_OF_MEMORY, ran_out
 from fedhen.rounds import Sent
-from fedhen.runtimes.gpu.slots import CannotCapture, Slot, living
+from fedhen.runtimes.gpu.slots import Slot, living
+from fedhen.runtimes.gpu.waves import Waves
 from fedhen.runtimes.plain import PlainDevices
 from fedhen.shelf import Shelf
-
-SLOTS = 16
-"""Devices of a tier that train at the same time; more wait for the first to end."""
 
 
 @dataclass
@@ -31,14 +27,10 @@ class GraphDevices:
     """The devices of a simulated fleet on one GPU, side by side."""
 
     plain: PlainDevices
-    slots: dict[str, list[Slot]] = field(default_factory=dict)
-    room: int = SLOTS
-    """Slots of a tier that there is memory for, as far as is known."""
-    refused: set[str] = field(default_factory=set)
-    """Tiers that the plain runtime trains."""
 
     def __post_init__(self) -> None:
         """What is left of an earlier run of this process is given back first."""
+        self.waves = Waves(partial(Slot, self.plain), give_back)
         release()
 
     @property
@@ -49,85 +41,21 @@ class GraphDevices:
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15: all active devices at once; those of a wave that fails one by one."""
         self.plain.fleet.precision.choose()
-        waiting: dict[str, list[int]] = {}
+        # Deep tiers first, since their streams take longest.
+        waiting: dict[str, list[int]] = {tier: [] for tier in reversed(list(self.plain.fleet.holdings))}
         for device in active:
-            waiting.setdefault(self.plain.fleet.tier_of[device], []).append(device)
-        apart: list[int] = []
-        while any(waiting.values()):
-            wave = self.next_wave(waiting)
-            for tier in waiting.keys() & self.refused:
-                apart += waiting.pop(tier)
-            back, ran_short = self.try_wave(round_number, sent, wave)
-            yield from back
-            left = [device for device, _ in wave if device not in {update.device for update in back}]
-            # Their slots are not held any longer, so that some can be freed.
-            del wave, back
-            if ran_short:
-                self.give_way()
-                for device in reversed(left):
-                    waiting[self.plain.fleet.tier_of[device]].insert(0, device)
-            else:
-                apart += left
+            waiting[self.plain.fleet.tier_of[device]].append(device)
+        apart = yield from self.waves.train(waiting, partial(self.try_wave, round_number, sent))
         for device in apart:
             yield self.plain.attempt(round_number, device, sent)
 
-    def next_wave(self, waiting: dict[str, list[int]]) -> list[tuple[int, Slot]]:
-        """As many of the waiting as there are slots for; deep tiers first, since their streams take longest."""
-        ready = [tier for tier in reversed(list(self.plain.fleet.holdings)) if waiting.get(tier)]
-        for tier in ready:
-            self.make_slots(tier, min(SLOTS, len(waiting[tier])))
-        wave: list[tuple[int, Slot]] = []
-        for tier in ready:
-            if tier not in self.refused:
-                pairs = list(zip(waiting[tier], self.slots[tier][:SLOTS], strict=False))
-                del waiting[tier][: len(pairs)]
-                wave += pairs
-        return wave
-
-    def make_slots(self, tier: str, number: int) -> None:
-        """That many slots of a tier, captured at their first use, or as many as there is memory for."""
-        slots = self.slots.setdefault(tier, [])
-        while len(slots) < min(number, self.room) and tier not in self.refused:
-            short = False
-            try:
-                slots.append(Slot(self.plain, tier, len(slots)))
-            except (CannotCapture, torch.OutOfMemoryError) as reason:
-                short = ran_out(reason)
-                if not short:
-                    self.refused.add(tier)
-                    warnings.warn(f"tier {tier!r} is trained one device at a time: {reason}", stacklevel=2)
-            if short:  # Here the error is gone, and what was begun can be freed.
-                self.give_way()
-
-    def give_way(self) -> None:
-        """Half as many slots for every tier; less than one each cannot be.
-
-        All are given up and made again when they are needed: most of what a slot takes is what its stream's products
-        work in, and that can only be given back as a whole, when no graph reads it any longer.
-        """
-        self.room = max(map(len, self.slots.values())) // 2
-        if self.room < 1:
-            raise UserError(OUT_OF_MEMORY)
-        for slots in self.slots.values():
-            slots.clear()
-        release()
-        if not living:
-            torch._C._cuda_clearCublasWorkspaces()
-            torch.cuda.empty_cache()
-
-    def try_wave(self, number: int, sent: Sent, wave: Sequence[tuple[int, Slot]]) -> tuple[list[Update], bool]:
-        """What came back of a wave, and whether the rest is missing for lack of memory."""
-        back: list[Update] = []
+    def try_wave(self, number: int, sent: Sent, wave: Sequence[tuple[int, Slot]]) -> Iterator[Update]:
+        """Train these devices; whatever the streams of a wave that fails still do must not meet what comes next."""
         try:
-            for update in self.train_wave(number, sent, wave):
-                back.append(update)
-        except UserError:
-            raise
-        except Exception as error:
-            # Whatever the streams still do must not meet what comes next.
+            yield from self.train_wave(number, sent, wave)
+        except Exception:
             torch.cuda.synchronize()
-            return back, ran_out(error)
-        return back, False
+            raise
 
     def train_wave(self, number: int, sent: Sent, wave: Sequence[tuple[int, Slot]]) -> Iterator[Update]:
         """Train these devices at the same time, each on its slot's stream."""
@@ -163,3 +91,11 @@ def release() -> None:
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+
+
+def give_back() -> None:
+    """That, and what the products of all streams work in, if no graph may still read it."""
+    release()
+    if not living:
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()

@@ -20,6 +20,7 @@ from fedhen.precision import searching
 from fedhen.runtimes.gpu import updates
 from fedhen.runtimes.gpu.fusing import fused
 from fedhen.runtimes.gpu.layout import Layout, layout_of
+from fedhen.runtimes.gpu.waves import CannotCapture
 from fedhen.runtimes.plain import PlainDevices
 from fedhen.runtimes.trials import Batch, NotForEngines, refuse
 
@@ -27,10 +28,6 @@ ROOM = 1 << 28
 """Bytes of prepared inputs a slot holds; a device with more gets them in several parts."""
 GRAPHS = 16
 """Batch sizes whose steps a slot keeps captured: the usual one, and short last ones."""
-
-
-class CannotCapture(Exception):
-    """A tier's step cannot become a graph."""
 
 
 class Captured(NamedTuple):
@@ -70,7 +67,7 @@ class Slot:
         like = next(p for n, p in module.named_parameters() if n in learned)
         if like.dtype not in updates.TYPES:
             raise CannotCapture(f"its weights are of type {str(like.dtype).removeprefix('torch.')}")
-        self.raw, self.module = module, fused(module, sample[0])
+        self.raw, self.module = module, fused(module, sample[0], tier)
         self.layout: Layout = layout_of(module, learned, lower=fleet.precision.name == "bf16")
         moves = fleet.config.training.momentum != 0
         self.state = updates.new_state(self.layout, like, fleet.local is not PLAIN, moves)

@@ -1,0 +1,168 @@
+"""Who trains when, where memory is short: a budget stands for the GPU's, and everything else is as it is on one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from typing import NamedTuple
+from weakref import WeakSet
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedhen.algorithm.merging import Update
+from fedhen.errors import UserError
+from fedhen.faults import OUT_OF_MEMORY
+from fedhen.runtimes.gpu.waves import MOST, CannotCapture, Wave, Waves
+
+KEEPS = 4
+"""What every place keeps, when its slot is gone, until all that is kept is given back."""
+
+
+class Memory:
+    """So much, of which a slot takes its size and its place's workspace, and a wave may take some more."""
+
+    def __init__(self, total: int, sizes: Mapping[str, int], extra: int = 0) -> None:
+        self.total, self.sizes, self.extra = total, sizes, extra
+        self.living: WeakSet[Slot] = WeakSet()
+        self.kept: set[tuple[str, int]] = set()
+
+    @property
+    def taken(self) -> int:
+        return sum(self.sizes[slot.tier] for slot in self.living) + KEEPS * len(self.kept)
+
+    def want(self, more: int = 0) -> None:
+        if self.taken + more > self.total:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def give_back(self) -> None:
+        assert not self.living, "a slot is held by somebody, so that nothing can be given back"
+        self.kept.clear()
+
+    def work(self, wave: Wave[Slot]) -> Iterator[Update]:
+        """Each device takes what its wave needs in passing; the first half is back before memory can run out."""
+        assert len({id(slot) for _, slot in wave}) == len(wave), "two devices in one slot"
+        for k, (device, slot) in enumerate(wave):
+            if 2 * k >= len(wave):
+                self.want(self.extra * len(wave))
+            yield update(device, slot.tier)
+
+
+class Slot:
+    def __init__(self, memory: Memory, tier: str, place: int) -> None:
+        self.tier = tier
+        memory.kept.add((tier, place))
+        memory.living.add(self)
+        memory.want()
+
+
+def update(device: int, tier: str) -> Update:
+    return Update(device, tier, {}, frozenset(), 1, 0.0)
+
+
+def trained(training: Generator[Update, None, list[int]]) -> tuple[list[int], list[int]]:
+    """The devices that came back, and those that must train apart."""
+    back: list[int] = []
+    while True:
+        try:
+            back.append(next(training).device)
+        except StopIteration as end:
+            return back, end.value
+
+
+class Case(NamedTuple):
+    sizes: dict[str, int]
+    devices: dict[str, list[int]]
+    total: int
+    extra: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    sizes = {f"tier {k}": draw(st.integers(1, 30)) for k in range(draw(st.integers(1, 4)))}
+    count = iter(range(1000))
+    devices = {tier: [next(count) for _ in range(draw(st.integers(1, 40)))] for tier in sizes}
+    return Case(sizes, devices, draw(st.integers(1, 800)), draw(st.integers(0, 6)))
+
+
+@given(case=cases())
+@settings(max_examples=300, deadline=None)
+def test_every_device_trains_once_where_one_of_each_tier_fits(case: Case) -> None:
+    memory = Memory(case.total, case.sizes, case.extra)
+    waves = Waves(lambda tier, place: Slot(memory, tier, place), memory.give_back)
+    one_each = sum(case.sizes.values()) + (KEEPS + case.extra) * len(case.sizes)
+    for _ in range(3):
+        waiting = {tier: list(devices) for tier, devices in case.devices.items()}
+        try:
+            back, apart = trained(waves.train(waiting, memory.work))
+        except UserError as error:
+            assert str(error) == OUT_OF_MEMORY
+            assert one_each > case.total
+        else:
+            assert (
+                not apart
+                and sorted(back) == list(range(len(back)))
+                and len(back) == sum(map(len, case.devices.values()))
+            )
+            assert max(map(len, waves.slots.values())) <= waves.most
+
+
+@pytest.mark.parametrize(("fit", "most"), [(40, 16), (16, 16), (15, 8), (8, 8), (7, 4), (2, 2), (1, 1)])
+def test_the_number_at_a_time_is_halved_until_it_fits(fit: int, most: int) -> None:
+    memory = Memory(fit * (10 + KEEPS), {"only": 10})
+    waves = Waves(lambda tier, place: Slot(memory, tier, place), memory.give_back)
+    sizes: list[int] = []
+
+    def work(wave: Wave[Slot]) -> Iterator[Update]:
+        sizes.append(len(wave))
+        yield from memory.work(wave)
+
+    assert len(list(waves.train({"only": list(range(20))}, work))) == 20
+    assert waves.most == most <= MOST
+    assert sizes == [most] * (20 // most) + [20 % most] * (20 % most > 0)
+
+
+def test_a_run_that_found_no_memory_can_be_tried_again() -> None:
+    memory = Memory(13, {"only": 10})
+    waves = Waves(lambda tier, place: Slot(memory, tier, place), memory.give_back)
+    for _ in range(2):
+        with pytest.raises(UserError, match="out of memory"):
+            list(waves.train({"only": [0, 1]}, memory.work))
+    memory.total = 14
+    assert trained(waves.train({"only": [0, 1]}, memory.work)) == ([0, 1], [])
+
+
+def test_refused_tiers_and_failed_waves_train_apart() -> None:
+    """A tier's later slot may be refused when its first was not; its slots are then held no longer."""
+    memory = Memory(1000, {"deep": 1, "odd": 1})
+
+    def make(tier: str, place: int) -> Slot:
+        if tier == "odd" and place == 1:
+            raise CannotCapture("it is odd")
+        return Slot(memory, tier, place)
+
+    def work(wave: Wave[Slot]) -> Iterator[Update]:
+        for device, slot in wave:
+            if device == 2:
+                raise ValueError("its data is broken")
+            yield update(device, slot.tier)
+
+    waves = Waves(make, memory.give_back)
+    waiting = {"deep": [0, 1, 2, 3], "odd": [4, 5, 6]}
+    with pytest.warns(UserWarning, match="tier 'odd' is trained one device at a time: it is odd"):
+        back, apart = trained(waves.train(waiting, work))
+    assert back == [0, 1] and sorted(apart) == [2, 3, 4, 5, 6]
+    assert waves.refused == {"odd"} and not waves.slots["odd"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trained(waves.train({"deep": [7], "odd": [8]}, work)) == ([7], [8])
+
+
+def test_an_error_that_is_neither_is_raised() -> None:
+    def make(tier: str, place: int) -> Slot:
+        raise ZeroDivisionError(tier)
+
+    with pytest.raises(ZeroDivisionError):
+        list(Waves(make, lambda: None).train({"only": [0]}, lambda wave: iter(())))
