@@ -269,7 +269,7 @@ def test_runs_one_after_the_other_need_no_more_than_one() -> None:
 
 
 def test_where_memory_runs_out_fewer_devices_train_at_a_time() -> None:
-    """The process may have what one device of each tier took, and as much again; less than that is one line."""
+    """The process may have what one device of each tier took, and a third of what more took; much less is one line."""
     small = ["devices.number=16", "devices.active=16", "rounds=1", "evaluation.every=1", "runtime.precision=fp32"]
     small += ["training.epochs=1", "training.batch_size=100"]  # a step each
     found = []

@@ -182,7 +182,7 @@ def trace(panel: Axes, curve: Line, look: Look, **how: Any) -> Line2D:
 
 
 def _targets(panel: Axes, percents: Sequence[float]) -> None:
-    """Thin dotted lines with a label at the left, where rising curves leave room, and none upon another."""
+    """Thin dotted lines, each with a label beside the panel, where no curve runs, and none upon another."""
     for target in percents:
         panel.axhline(target, color="0.35", ls=(0, (1, 2)), lw=0.8, zorder=0.5)
     bottom, top = panel.get_ylim()
@@ -190,7 +190,7 @@ def _targets(panel: Axes, percents: Sequence[float]) -> None:
         crowd = sum(other - target < (top - bottom) / 18 for other in percents[:place])
         panel.annotate(
             show_percent(target),
-            xy=(0, target),
+            xy=(1, target),
             xycoords=("axes fraction", "data"),
             xytext=(2 + 36 * max(0, crowd - 1), -2 if crowd else 2),
             textcoords="offset points",

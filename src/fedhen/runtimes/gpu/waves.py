@@ -19,15 +19,15 @@ class CannotCapture(Exception):
     """A tier's step cannot become a graph."""
 
 
-class Place(Protocol):
-    """Room for one device of a tier to train in."""
+class Tiered(Protocol):
+    """Room for one device to train in, as far as this module looks at it."""
 
     @property
     def tier(self) -> str:
         """Whose devices fit."""
 
 
-S = TypeVar("S", bound=Place)
+S = TypeVar("S", bound=Tiered)
 Wave = Sequence[tuple[int, S]]
 """Devices that train at the same time, each in a slot."""
 
@@ -51,7 +51,7 @@ class Waves(Generic[S]):
     ) -> Generator[Update, None, list[int]]:
         """Train what waits, by tier, those that take longest first; returns the devices that must train apart.
 
-        These are the devices of refused tiers and those of a wave that failed, whichever of them it was.
+        These are the devices of refused tiers, and those that were not back when another of their wave failed.
         """
         apart: list[int] = []
         while any(waiting.values()):
