@@ -212,34 +212,6 @@ def test_a_tricky_module_is_not_changed_by_its_rewriting() -> None:
     assert close(found(x.contiguous(memory_format=torch.channels_last))[0].detach(), expected, 1e-5)
 
 
-class _Kink(torch.nn.Module):
-    """max(w − at, 0), whose slope turns over where w is at that place."""
-
-    def __init__(self, at: float) -> None:
-        super().__init__()
-        self.w, self.at, self.seen = torch.nn.Parameter(torch.ones(())), at, list[float]()
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        self.seen.append(float(self.w.detach()))
-        return [torch.relu(self.w - self.at) * torch.ones_like(x)]
-
-
-def test_a_kink_that_rounding_moves_is_not_taken_for_another_function() -> None:
-    """Two forms whose kinks lie 2e-7 apart are told apart by their slopes only between those; 1 apart, everywhere."""
-    from fedhen.runtimes.trials import _agree_at, agree
-
-    probe, x = _Kink(0.0), torch.ones(3)
-    assert agree(probe, probe, x)
-    at = probe.seen[0]
-    here, there, elsewhere = _Kink(at - 1e-7), _Kink(at + 1e-7), _Kink(at - 1)
-    there.w = elsewhere.w = here.w
-    assert not _agree_at(0, here, there, x)
-    assert agree(here, there, x)
-    assert len({*here.seen}) > 1, "the draws are of different weights"
-    assert not agree(here, elsewhere, x)
-    assert float(here.w.detach()) == 1.0, "the weights are as they were"
-
-
 class _Heavy(torch.nn.Module):
     """Has no memory left for its pass."""
 
