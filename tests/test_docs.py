@@ -57,9 +57,12 @@ def test_every_setting_is_in_the_table() -> None:
     assert section(CONFIGURATION.read_text(), "settings") == settings_table(), "run `python tests/test_docs.py`"
 
 
-@pytest.mark.parametrize("page", [README, ROOT / "docs" / "results.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    {"README.md": 2, "docs/results.md": 2, "docs/results-cifar10.md": 15, "docs/results-cifar100.md": 9}.items(),
+)
 def test_results_are_those_of_the_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tables: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every quoted table is the title and rows of one that the command beside it prints.
 
@@ -85,14 +88,29 @@ def test_results_are_those_of_the_runs(
 
     monkeypatch.chdir(ROOT)
     checked = 0
-    for said, block in re.findall(r"((?:[^\n]+\n)+)\n```text\n(.*?)```", page.read_text(), re.DOTALL):
+    for said, block in re.findall(r"((?:[^\n]+\n)+)\n```text\n(.*?)```", Path(name).read_text(), re.DOTALL):
         commands = re.findall(r"`(fedhen (?:paper|report) [^`]*results[^`]*)`", said.replace("\n", " "))
-        if page != README or "CIFAR-10 " in block:
-            tables = list(chain.from_iterable(map(tables_of, commands or ["fedhen paper --runs results"])))
+        if name != "README.md" or "CIFAR-10 " in block:
+            found = list(chain.from_iterable(map(tables_of, commands or ["fedhen paper --runs results"])))
             for part in parts(block.splitlines()):
-                assert any(quoted(part, table) for table in tables), "\n".join(part)
+                assert any(quoted(part, table) for table in found), "\n".join(part)
                 checked += 1
-    assert checked >= (2 if page == README else 17)
+    assert checked >= tables
+
+
+@pytest.mark.parametrize("page", [README, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+    def anchors(of: Path) -> set[str]:
+        titles = re.findall(
+            r"^#+ (.*)$", re.sub(r"^```.*?^```", "", of.read_text(), flags=re.DOTALL | re.MULTILINE), re.MULTILINE
+        )
+        return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not heading or heading in anchors(target), link
 
 
 def test_every_record_key_is_in_the_table_and_no_other(tmp_path: Path) -> None:
