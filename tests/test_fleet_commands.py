@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import signal
 import socket
@@ -9,13 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedhen import toml
+from fedhen import salvage, toml
 from fedhen.cli import main
 from fedhen.errors import UserError
 from fedhen.fleet import following
@@ -24,7 +27,7 @@ from fedhen.fleet.link import Link
 from fedhen.fleet.processes import GRACE, Processes, marked
 from fedhen.fleet.trial import free_port
 from fedhen.recipes import recipe_named
-from fedhen.records import Recorder
+from fedhen.records import ROUNDS, TIMING, Recorder
 
 STARTING = """
 import sys, time
@@ -64,8 +67,11 @@ def starting(program: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], s
 
 def ended(mark: str, watcher: Path) -> bool:
     """Whether nothing is left; a zombie of the watcher waits for whoever adopts it."""
-    status = watcher / "status"
-    return not marked(mark) and (not status.is_file() or "State:\tZ" in status.read_text())
+    try:
+        gone = "State:\tZ" in (watcher / "status").read_text()
+    except OSError:
+        gone = True
+    return gone and not marked(mark)
 
 
 def soon(mark: str, watcher: Path) -> bool:
@@ -160,8 +166,11 @@ def test_rounds_can_be_added_but_none_taken_away(tmp_path: Path, capsys: pytest.
     assert "is planned for 40 rounds: some can be added, none taken away" in capsys.readouterr().err
 
 
-def test_rounds_added_to_a_finished_run_are_followed(tmp_path: Path) -> None:
-    """Until the server begins, the folder holds the old summary: it is not the end of the new rounds."""
+@pytest.mark.parametrize("look", range(8))
+def test_rounds_added_to_a_finished_run_are_followed(
+    look: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old summary is not the end of the new rounds; and whenever the server writes them, none is missed."""
     fleet, run = Folder(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
     run.mkdir()
 
@@ -171,12 +180,82 @@ def test_rounds_added_to_a_finished_run_are_followed(tmp_path: Path) -> None:
             recorder.timing(last, {"total": 1.0})
             recorder.finish({"rounds": last})
 
+    looks = itertools.count()
+
+    def with_the_server_before(read: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(*arguments: Any) -> Any:
+            if next(looks) == look:
+                record(2)
+            return read(*arguments)
+
+        return reading
+
     record(1)
-    server = threading.Timer(2.0, record, [2])
-    server.start()
-    rounds = following.follow(Link(fleet, Processes(tmp_path / "logs")), "1", run, planned=2)
+    monkeypatch.setattr(following, "LOOK", 0.0)
+    for name in ("json_lines", "json_object"):
+        monkeypatch.setattr(salvage, name, with_the_server_before(getattr(salvage, name)))
+    rounds = following.follow(Link(fleet, Processes(tmp_path / "logs")), "1", run, after=1, planned=2)
     assert [record["round"] for record, _ in rounds] == [2]
-    server.join()
+
+
+@pytest.mark.parametrize("rest", [b'{"round": 2', b"\xff\n", b"[]\n", b'{"round": 4}\n', b"[" * 100_000 + b"\n"])
+def test_only_rounds_that_are_whole_and_in_order_count(rest: bytes, tmp_path: Path) -> None:
+    for name in (ROUNDS, TIMING):
+        (tmp_path / name).write_bytes(b'{"round": 1}\n' + rest)
+    assert following.recorded(tmp_path) == [({"round": 1}, {"round": 1})] and following.last(tmp_path) == 1
+    assert following.recorded(tmp_path, after=1) == []
+    (tmp_path / TIMING).unlink()
+    assert following.recorded(tmp_path) == [] and following.last(tmp_path) == 0
+
+
+def test_rounds_are_followed_whose_timings_have_a_gap(tmp_path: Path) -> None:
+    """A damaged line was cut off with those after it, and the run has gone on."""
+    (tmp_path / ROUNDS).write_text("".join(f'{{"round": {number}}}\n' for number in range(1, 8)))
+    (tmp_path / TIMING).write_text("".join(f'{{"round": {number}}}\n' for number in (1, 2, 6)))
+    assert [record["round"] for record, _ in following.recorded(tmp_path, after=2)] == [6]
+    assert following.last(tmp_path) == 6
+
+
+FLWR = """\
+#!/bin/sh
+cd {0}
+if [ "$1" = ls ]; then cat more >> rounds.jsonl; cat more >> timing.jsonl; cat status; else cat log; fi
+"""
+"""In the place of Flower's program: how a run goes, and what its log says. Rounds are recorded while it is asked."""
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "more", "end"),
+    [
+        ("completed", "", "", None),
+        ("completed", "", '{"round": 2}\n{"round": 3}\n', None),
+        ("stopped", "", "", "has ended (stopped); 1 rounds are saved, go on with: LINE"),
+        ("failed", "", '{"round": 2}\n', "has ended (failed); 2 rounds are saved, go on with: LINE"),
+        ("failed", "fedhen: no device\n", "", "has ended (failed): no device; 1 rounds are saved, go on with: LINE"),
+        ("failed", "fedhen: torn; start another run\n", "", "has ended (failed): torn; start another run"),
+    ],
+)
+def test_how_a_run_ends_is_asked_of_flower(
+    status: str, log: str, more: str, end: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the server is on another machine there is no other sign of it."""
+    monkeypatch.setattr(following, "ASK", 0.0)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "flwr").write_text(FLWR.format(tmp_path))
+    (tmp_path / "flwr").chmod(0o755)
+    (tmp_path / "status").write_text(json.dumps({"success": True, "runs": [{"status": f"finished:{status}"}]}))
+    for name, text in (("log", log), ("more", more), (ROUNDS, '{"round": 1}\n'), (TIMING, '{"round": 1}\n')):
+        (tmp_path / name).write_text(text)
+    link = Link(Folder(tmp_path, "127.0.0.1:1", secure=False), Processes(tmp_path / "logs"))
+    rounds = following.follow(link, "1", tmp_path, after=1, planned=9, go_on="LINE")
+    if end is None:
+        assert [record for record, _ in rounds] == [json.loads(line) for line in more.splitlines()]
+    else:
+        with pytest.raises(UserError) as told:
+            list(rounds)
+        assert str(told.value) == f"the run {end}"
+    nothing = following.ended(f"finished:{status}", tmp_path / "none", "", "LINE")
+    assert nothing == f"the run has ended ({status})", "before its first round there is nothing to go on with"
 
 
 @pytest.mark.parametrize("answer", [b"220 mail ready\r\n", b"HTTP/1.1 what\r\n\r\n", b""])
@@ -208,5 +287,5 @@ def test_a_superlink_that_is_gone_ends_with_how_to_go_on(tmp_path: Path, monkeyp
     line = f"fedhen fleet run {tmp_path}/fleet --resume {tmp_path}/run"
     for go_on, end in ((run_line(fleet.path, run), f", go on with: {line}"), ("", f" in {run}")):
         with pytest.raises(UserError, match="does not answer") as told:
-            [*following.follow(link, "1", run, 2, go_on)]
+            [*following.follow(link, "1", run, 1, 2, go_on)]
         assert str(told.value).endswith(f"1 rounds are saved{end}")

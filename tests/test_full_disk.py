@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedhen.cli import main
-from fedhen.records import read_run
+from fedhen.errors import UserError
+from fedhen.records import FLEET, read_run, writing
 from test_cli import NARROW, TINY
 
 RUN = ["run", "digits", "--rounds", "30", *TINY, *NARROW, "--out"]
@@ -109,3 +112,10 @@ def test_output_to_a_full_disk(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "fedhen", "recipes", "digits"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "fedhen: No space left on device\n")
+
+
+def test_a_fleets_server_names_the_fleets_command(tmp_path: Path) -> None:
+    (tmp_path / FLEET).write_text("{}")
+    told = f"free some space, then go on with: fedhen fleet run --resume {tmp_path};"
+    with pytest.raises(UserError, match=re.escape(told)), writing(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")

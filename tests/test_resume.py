@@ -35,18 +35,26 @@ KINDS = {
     "by loss": {"devices.sampling": "loss", "evaluation.every": "3"},
 }
 SLOW = """\
-import os, time
+import time
 from pathlib import Path
 from fedhen.algorithm.methods import Method
 from fedhen.algorithm.merging import share_common_weights
 from torch.nn.functional import cross_entropy
 
+here = Path(__file__).parent
+
 def objective(logits, labels):
-    if (Path(__file__).parent / "slow").exists():
-        time.sleep(0.25)
+    recorded, is_training = here / "cut" / "rounds.jsonl", len(labels) == 4
+    if is_training and (here / "slow").exists() and recorded.is_file() and recorded.read_text().count("\\n") == 4:
+        (here / "begun").touch()
+        time.sleep(1)
     return cross_entropy(logits[-1], labels)
 
 MINE = Method("slow", objective, share_common_weights)
+"""
+"""Each of the fifth round's batches of four takes a second: eight at least, one a device.
+
+Before the rounds it is called with two images, to see which weights it trains.
 """
 
 
@@ -109,8 +117,7 @@ def test_a_process_as_users_start_it(tmp_path: Path) -> None:
         assert again.returncode == 2 and "is being played by another process" in again.stderr, again.stderr
         assert process.poll() is None and lines(tmp_path / "run") >= 5
         process.send_signal(signal.SIGTERM)
-        begun = time.monotonic()
-        assert process.wait() == 143 and time.monotonic() - begun < 5
+        assert process.wait() == 143
         assert process.stderr is not None
         rounds = lines(tmp_path / "run")
         assert f"stopped after round {rounds}; go on with: fedhen resume {tmp_path / 'run'}" in process.stderr.read()
@@ -137,34 +144,39 @@ def test_a_long_round_is_abandoned_and_leaves_no_trace(forks: Forks, tmp_path: P
     command = run(12, local__name="scaffold", checkpoint__rounds="0", devices__active="8")
     command += ["--method", f"{tmp_path / 'mine.py'}:MINE", "--set=training.batch_size=4"]
     whole = played(forks, command, tmp_path / "whole")
-    folder, slow = tmp_path / "cut", tmp_path / "slow"
-    begun = forks.start([*command, "--out", str(folder), "--quiet"], tmp_path / "log")
-    while lines(folder) < 4:
-        time.sleep(0.001)
+    folder, slow, log = tmp_path / "cut", tmp_path / "slow", tmp_path / "log"
     slow.touch()
-    time.sleep(0.5)
-    rounds, told = lines(folder), time.monotonic()
+
+    def in_the_long_round(command: list[str]) -> Started:
+        (tmp_path / "begun").unlink(missing_ok=True)
+        started = forks.start([*command, "--quiet"], log)
+        while not (tmp_path / "begun").exists():
+            assert not started.ended(), log.read_text()
+            time.sleep(0.01)
+        return started
+
+    begun = in_the_long_round([*command, "--out", str(folder)])
+    told = time.monotonic()
     begun.kill(signal.SIGTERM)
-    assert begun.wait() == 143 and 2.5 < time.monotonic() - told < 5
-    assert lines(folder) == rounds and f"stopped after round {rounds}" in begun.log.read_text()
-    assert (folder / "checkpoints" / f"round-{rounds:06}.json").is_file()
-    again = forks.start(["resume", str(folder), "--quiet"], tmp_path / "log")
-    time.sleep(1.5)
+    assert begun.wait() == 143 and time.monotonic() - told > 2.5, "a round that ends within three seconds is waited for"
+    assert lines(folder) == 4 and "stopped after round 4" in log.read_text()
+    assert (folder / "checkpoints" / "round-000004.json").is_file()
+    again = in_the_long_round(["resume", str(folder)])
+    told = time.monotonic()
     again.kill(signal.SIGINT)
     time.sleep(0.3)
     again.kill(signal.SIGINT)
-    told = time.monotonic()
-    assert again.wait() == 130 and time.monotonic() - told < 1, "a second Ctrl-C ends at once"
+    assert again.wait() == 130 and time.monotonic() - told < 2.5, "a second Ctrl-C ends at once"
     slow.unlink()
-    assert forks.run(["resume", str(folder), "--quiet"], tmp_path / "log")[0] == 0
+    assert forks.run(["resume", str(folder), "--quiet"], log)[0] == 0
     assert same(whole, folder)
     (tmp_path / "mine.py").write_text(SLOW + "\n")
-    code, said = forks.run(["resume", str(folder), "--rounds", "14"], tmp_path / "log")
+    code, said = forks.run(["resume", str(folder), "--rounds", "14"], log)
     assert code == 2 and "the method's file" in said
 
 
 def test_killed_before_the_first_checkpoint(forks: Forks, tmp_path: Path) -> None:
-    command = run(12, checkpoint__rounds="0")
+    command = run(60, checkpoint__rounds="0")
     whole = played(forks, command, tmp_path / "whole")
     assert stopped_after(forks, command, tmp_path / "cut", 4).wait() == -signal.SIGKILL
     code, said = forks.run(["resume", str(tmp_path / "cut"), "--quiet"], tmp_path / "log")
@@ -207,11 +219,11 @@ def test_other_settings_are_refused_by_name(forks: Forks, tmp_path: Path) -> Non
 
 def test_compare_goes_on_where_it_was(forks: Forks, tmp_path: Path) -> None:
     """The first run is finished, the second one cut, the third has not begun."""
-    command = ["compare", *run(8)[1:]]
+    command = ["compare", *run(40)[1:]]
     whole = played(forks, command, tmp_path / "whole")
     cut = tmp_path / "cut"
     shutil.copytree(whole / "fedhen", cut / "fedhen")
-    stopped = stopped_after(forks, ["run", "--method=noside", *run(8)[1:]], cut / "noside", 3)
+    stopped = stopped_after(forks, ["run", "--method=noside", *run(40)[1:]], cut / "noside", 3)
     assert stopped.wait() == -signal.SIGKILL
     shutil.move(cut / "noside.log", tmp_path)
     stamp = (cut / "fedhen" / "rounds.jsonl").stat().st_mtime_ns

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedhen.errors import UserError
 from fedhen.files import PART
-from fedhen.records import CONFIG, FLEET
+from fedhen.records import CONFIG, FLEET, resume_line
 
 LOCK = "run.lock"
 """Locked while a process plays the run; the system unlocks it, however the process ends."""
@@ -74,7 +74,7 @@ def reopen(parent: Path, names: Sequence[str]) -> list[Path]:
 def refuse_fleets(folder: Path) -> None:
     """A run that a real fleet plays is not gone on with by a simulation: its devices' data and memories are theirs."""
     if (folder / FLEET).is_file():
-        raise UserError(f"{folder} is played by a fleet: go on with: fedhen fleet run --resume {folder}")
+        raise UserError(f"{folder} is played by a fleet: go on with: {resume_line(folder)}")
 
 
 def claim_fresh(parent: Path, name: str) -> Path:

@@ -16,7 +16,7 @@ from fedhen.beside import Beside
 from fedhen.errors import Stopped
 from fedhen.experiment import Experiment, Step
 from fedhen.model_files import save_models
-from fedhen.records import Recorder, record_errors, writing
+from fedhen.records import Recorder, record_errors, resume_line, writing
 from fedhen.resuming import NEW, Beginning, How, settings_of
 
 
@@ -191,7 +191,7 @@ class Keeper:
 
     def goodbye(self) -> str:
         """How to go on."""
-        done, resume = f"stopped after round {self.whole.played}", f"go on with: fedhen resume {self.folder}"
+        done, resume = f"stopped after round {self.whole.played}", f"go on with: {resume_line(self.folder)}"
         if self.saved_round == self.whole.played:
             return f"{done}; {resume}"
         if self.saved_round:

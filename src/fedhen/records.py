@@ -53,6 +53,11 @@ def reported(scores: Mapping[str, Any]) -> str:
     return next(kind for kind in KINDS if kind in scores)
 
 
+def resume_line(folder: Path) -> str:
+    """The command that goes on with a run."""
+    return f"fedhen {'fleet run --resume' if (folder / FLEET).is_file() else 'resume'} {folder}"
+
+
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """What goes wrong while a run is written, in one line; what was written before stays."""
@@ -61,7 +66,7 @@ def writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or str(error)
         raise UserError(
-            f"cannot write to {folder}: {why}: free some space, then go on with: fedhen resume {folder}; "
+            f"cannot write to {folder}: {why}: free some space, then go on with: {resume_line(folder)}; "
             "the rounds before are kept"
         ) from None
 
@@ -133,7 +138,7 @@ def recorded_lines(path: Path, last: int) -> list[bytes]:
             try:
                 if not line.endswith(b"\n") or json.loads(line)["round"] != len(lines) + 1:
                     break
-            except (ValueError, KeyError, TypeError):
+            except WRONG:
                 break
             lines.append(line)
     return lines

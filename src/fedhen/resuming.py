@@ -35,6 +35,8 @@ class How:
     """Go on with it, where there is something."""
     restart: bool = False
     """Where its checkpoints are all damaged, start again."""
+    otherwise: str = "start another run, or `fedhen resume --restart` starts it again at round 1"
+    """What a user is told to do where no checkpoint can be used."""
 
 
 NEW = How()
@@ -126,11 +128,10 @@ class Beginning:
                 warnings.warn(f"{message}; going on from round {number}", stacklevel=2)
             return plan
         if wrong:
-            raise UserError(f"{self.folder}: {'; '.join(wrong)}; `fedhen resume --restart` starts again at round 1")
+            raise UserError(f"{self.folder}: {'; '.join(wrong)}; {self.how.otherwise}")
         if (self.folder / SUMMARY).is_file():
             raise UserError(
-                f"{self.folder} is finished and has no checkpoint: no round can be added to it; start another run, or "
-                "`fedhen resume --restart` starts it again at round 1"
+                f"{self.folder} is finished and has no checkpoint: no round can be added to it; {self.how.otherwise}"
             )
         warnings.warn(f"{self.folder} has no checkpoint yet: it starts again at round 1", stacklevel=2)
         return None

@@ -151,9 +151,9 @@ def run_command(options: argparse.Namespace) -> int:
 def play(link: Link, config: Config, run: Path, options: argparse.Namespace) -> None:
     """Start a training and show its rounds; told to stop, stop it."""
     from fedhen.fleet.folder import run_line
-    from fedhen.fleet.following import finished, follow
+    from fedhen.fleet.following import finished, follow, last
 
-    go_on = run_line(link.folder.path, run)
+    go_on, after = run_line(link.folder.path, run), last(run)
     with interruptible() as signals:
         # A run that nobody has the number of could not be stopped.
         signals.wait = True
@@ -161,7 +161,7 @@ def play(link: Link, config: Config, run: Path, options: argparse.Namespace) -> 
         try:
             signals.heed()
             with display({config.method: config.rounds}, options.quiet) as shown:
-                for record, timing in follow(link, number, run, config.rounds, go_on):
+                for record, timing in follow(link, number, run, after, config.rounds, go_on):
                     shown.show(config.method, record, timing)
         except Stopped as told:
             said = stopped(link, number)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedhen import salvage
 from fedhen.errors import UserError
+from fedhen.fleet.apps_keys import ANEW
 from fedhen.fleet.link import Link
 from fedhen.records import ROUNDS, SUMMARY, TIMING
 
@@ -20,17 +20,17 @@ PATIENCE = 3
 
 
 def follow(
-    link: Link, number: str, folder: Path, planned: int, go_on: str = ""
+    link: Link, number: str, folder: Path, after: int, planned: int, go_on: str = ""
 ) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Every new round with its timing, until the run has ended with so many rounds; `go_on` is told if with fewer."""
-    seen = len(lines(folder / TIMING))
+    """Every round after that one with its timing, until `planned` are played; `go_on` is told if it ends before."""
     asked, silent = time.monotonic(), 0
     while True:
-        rounds, timings = lines(folder / ROUNDS), lines(folder / TIMING)
-        # The timing is written last, after the checkpoint.
-        yield from list(zip(rounds, timings, strict=False))[seen:]
-        seen = max(seen, min(len(rounds), len(timings)))
-        if finished(folder) >= planned and len(timings) == len(rounds):
+        # Looked at first: the summary is written after all rounds, so that those read after it are all.
+        is_over = finished(folder) >= planned
+        for record, timing in recorded(folder, after):
+            yield record, timing
+            after = record["round"]
+        if is_over:
             return
         if time.monotonic() - asked >= ASK:
             status, why = answer(link, number)
@@ -39,11 +39,32 @@ def follow(
                 raise UserError(ended("the SuperLink does not answer", folder, why, go_on))
             if status == "finished:completed":
                 # All is written by then, here or where the server is.
-                yield from list(zip(lines(folder / ROUNDS), lines(folder / TIMING), strict=False))[seen:]
+                yield from recorded(folder, after)
                 return
             if status.startswith("finished"):
                 raise UserError(ended(status, folder, link.why(number), go_on))
         time.sleep(LOOK)
+
+
+def recorded(folder: Path, after: int = 0) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The later rounds that a folder holds whole; a round's timing is written last, after the checkpoint."""
+    timings = {timing["round"]: timing for timing in salvage.json_lines(folder / TIMING, _check_timing)[0]}
+    rounds = salvage.json_lines(folder / ROUNDS, _check_round)[0][after:]
+    return [(record, timings[record["round"]]) for record in rounds if record["round"] in timings]
+
+
+def last(folder: Path) -> int:
+    """The last round that a folder holds whole, 0 if none."""
+    return max((record["round"] for record, _ in recorded(folder)), default=0)
+
+
+def _check_timing(timing: Mapping[str, Any], line: int) -> None:
+    salvage.whole(timing["round"])
+
+
+def _check_round(record: Mapping[str, Any], line: int) -> None:
+    if salvage.whole(record["round"]) != line:
+        raise ValueError("the rounds do not follow each other")
 
 
 def finished(folder: Path) -> int:
@@ -63,15 +84,9 @@ def answer(link: Link, number: str) -> tuple[str, str]:
 
 
 def ended(status: str, folder: Path, why: str, go_on: str) -> str:
-    """Why a run ended before its time, and how to go on."""
-    rounds = len(lines(folder / TIMING))
-    saved = f"; {rounds} rounds are saved{f', go on with: {go_on}' if go_on else f' in {folder}'}"
-    return f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}{saved * bool(rounds)}"
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that is being written."""
-    if not path.is_file():
-        return []
-    text = path.read_bytes()
-    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    """Why a run ended before its time, and how to go on where that is of use."""
+    said = f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}"
+    rounds = last(folder)
+    if not rounds or why.endswith(ANEW):
+        return said
+    return f"{said}; {rounds} rounds are saved{f', go on with: {go_on}' if go_on else f' in {folder}'}"

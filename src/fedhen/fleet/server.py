@@ -15,6 +15,7 @@ from fedhen.errors import UserError
 from fedhen.experiment import Experiment, Step
 from fedhen.fleet import roster as rosters
 from fedhen.fleet.app import App
+from fedhen.fleet.apps_keys import ANEW
 from fedhen.fleet.grid import POLL, GridDevices, activation
 from fedhen.fleet.roster import Roster
 from fedhen.playing import play_into
@@ -42,7 +43,7 @@ def play(grid: Grid, app: App, job: Job) -> Generator[Step, None, None]:
     """Play the rounds that are left with the nodes that are there; every round is saved."""
     roster, config = opened(grid, job) if is_begun(job) else gathered(grid, job)
     experiment = experiment_of(app, roster, replace(job, config=config))
-    yield from play_into(job.folder, experiment, How(resume=job.resume))
+    yield from play_into(job.folder, experiment, How(resume=job.resume, otherwise=ANEW))
 
 
 def is_begun(job: Job) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedhen.config import Config
 from fedhen.fleet.folder import NODES, Folder, names
-from fedhen.fleet.following import follow
+from fedhen.fleet.following import follow, last
 from fedhen.fleet.link import Link
 from fedhen.fleet.processes import Processes
 
@@ -84,7 +84,8 @@ class Trial:
 
     def play(self, run: Path, resume: bool = False) -> Iterator[tuple[dict[str, Any], Any]]:
         """Start a training and follow its rounds."""
-        yield from follow(self.link, self.link.start(self.config, run, resume), run, self.config.rounds)
+        after = last(run)
+        yield from follow(self.link, self.link.start(self.config, run, resume), run, after, self.config.rounds)
 
 
 def free_port() -> int:
