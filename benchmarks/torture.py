@@ -27,14 +27,14 @@ def main(kills: int = 200, seed: int = 0) -> int:
         whole = {}
         for kind, settings in KINDS.items():
             whole[kind] = Path(name) / kind.replace(" ", "-")
-            code, said = forks.run([*run(90, **settings), "--quiet", "--out", str(whole[kind])], Path(name) / "log")
+            code, said = forks.run([*run(200, **settings), "--quiet", "--out", str(whole[kind])], Path(name) / "log")
             assert code == 0, said
         number = 0
         while moments.total() < kills:
             kind = list(KINDS)[number % len(KINDS)]
             folder = Path(name) / f"run{number}"
             some = min(KILLS_A_RUN, kills - moments.total())
-            moments.update(killed(forks, run(90, **KINDS[kind]), folder, some, rng))
+            moments.update(killed(forks, run(200, **KINDS[kind]), folder, some, rng))
             right = same(whole[kind], folder)
             wrong += not right
             print(f"{moments.total():4} kills  {kind:10} {'the same bytes' if right else 'OTHER BYTES'}", flush=True)

@@ -80,6 +80,31 @@ WARM = ("fedhen.assembly", "fedhen.playing", "torch._dynamo", "torch.fx", "torch
 """What a run imports, and takes seconds."""
 
 
+HOLD = ".hold"
+"""The end of the name of a file beside a run's folder: how many steps to let pass, and whether to stop then."""
+
+
+def hold_while_saving() -> None:
+    """Before this process opens or renames a checkpoint's file, see whether it is to be killed there."""
+    passed = 0
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal passed
+        if event not in ("open", "os.rename") or not str(arguments[0]).endswith(".part"):
+            return
+        place = Path(str(arguments[0])).parent
+        hold = place.parent.with_suffix(HOLD)
+        if place.name == "checkpoints" and hold.exists():
+            most, stops = json.loads(hold.read_text())
+            passed += 1
+            if passed > most:
+                hold.unlink()
+                if stops:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+    sys.addaudithook(hook)
+
+
 def serve() -> None:
     from fedhen.cli import main
 
@@ -93,6 +118,7 @@ def serve() -> None:
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(output, 1)
             os.dup2(output, 2)
+            hold_while_saving()
             code = 1
             try:
                 code = main(arguments)
@@ -134,15 +160,10 @@ def after_some_rounds(least: int, most: int) -> Callable[[Path, random.Random], 
 
 
 def while_saving(folder: Path, rng: random.Random) -> Moment:
-    """When a checkpoint's file has appeared that is not whole yet."""
-    skip = [rng.randint(0, 3)]
-
-    def reached(folder: Path, rng: random.Random) -> bool:
-        seen = any(path.name.endswith(".part") for path in (folder / "checkpoints").glob("*"))
-        skip[0] -= seen
-        return seen and skip[0] < 0
-
-    return reached
+    """At one of the steps of a checkpoint's writing, or a moment later; see `hold_while_saving`."""
+    hold = folder.with_suffix(HOLD)
+    hold.write_text(json.dumps([rng.randint(0, 7), rng.random() < 0.5]))
+    return lambda folder, rng: not hold.exists()
 
 
 def after_some_time(folder: Path, rng: random.Random) -> Moment:

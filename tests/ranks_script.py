@@ -1,13 +1,15 @@
 """What every rank of the tests runs, started by `test_ranks.py` with or without torchrun.
 
-python ranks_script.py train|errors FOLDER
+python ranks_script.py train|errors|lost FOLDER
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from families import texts, two_exits, words
 from fedhen.cli import main
 from fedhen.errors import UserError
 from fedhen.params import Average
+from fedhen.ranks import RankLost
 from fedhen.runtimes import process_group
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -91,5 +94,21 @@ def errors(folder: Path) -> int:
     return main(["run", "digits", "--rounds", "1", "--quiet", "--out", str(folder / "none"), *small, *on_disk])
 
 
+def lost(folder: Path) -> int:
+    """Rank 1 is gone; rank 0 is about to say so when torchrun tells it to end."""
+    ranks = process_group.join(torch.device("cpu"))
+    ranks.gather(0)
+    if RANK:
+        os._exit(3)
+    try:
+        ranks.gather(0)
+    except RankLost as error:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+        print(f"fedhen: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit({"train": train, "errors": errors}[sys.argv[1]](Path(sys.argv[2])))
+    sys.exit({"train": train, "errors": errors, "lost": lost}[sys.argv[1]](Path(sys.argv[2])))

@@ -34,7 +34,7 @@ def test_bench_measures_both_loops(capsys: pytest.CaptureFixture[str]) -> None:
     # 6 active devices, 10 examples each in one batch, 3 epochs.
     for loop in (found["plain"], found["fast"]):
         assert loop["steps_a_second"] * loop["train"] == pytest.approx(18)
-        assert 0 < loop["share_of_ceiling"] < 1
+        assert 0 < loop["share_of_ceiling"] == pytest.approx(loop["tflops"] / found["ceiling_tflops"])
     side = found["side_objective"]
     # The exit: a mix and a head from 32 channels to 10 classes, in four bytes each.
     assert side["with"]["bytes_each_way"] - side["without"]["bytes_each_way"] == 4 * (1 + 320 + 10)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -31,6 +32,7 @@ from fedhen.recipes import recipe_named
 from fedhen.records import read_run
 from test_fleet_faults import same_models, with_only
 
+T = TypeVar("T")
 TESTS = Path(__file__).parent
 NODES = {"simple": 1, "complex": 1}
 SMALL = [
@@ -81,11 +83,12 @@ def fedhen(*arguments: str, cwd: Path, **environment: str) -> subprocess.Complet
     )
 
 
-def wait_for(happened: Callable[[], bool], seconds: float = 90.0) -> None:
+def wait_for(happened: Callable[[], T], seconds: float = 240.0) -> T:
     end = time.monotonic() + seconds
-    while not happened():
+    while not (found := happened()):
         assert time.monotonic() < end
         time.sleep(0.1)
+    return found
 
 
 def rounds_of(run: Path) -> int:
@@ -154,7 +157,7 @@ class TestPlain:
         with subprocess.Popen(command, cwd=tmp_path) as running:
             wait_for(lambda: any(b"--run-config" in command_of(pid) for pid in descendants(running.pid)))
             running.terminate()
-            assert running.wait(60) == 128 + signal.SIGTERM
+            assert running.wait(240) == 128 + signal.SIGTERM
         ((number, status),) = (run for run in runs_of(trial).items() if run[0] not in before)
         assert status == "finished:stopped"
         trial.link.stop(number)  # One that has ended in between is no error.
@@ -167,8 +170,7 @@ class TestPlain:
         trial.link.start(chosen, run)
         wait_for(lambda: rounds_of(run) >= 1)
         # One of an earlier run may just be ending.
-        wait_for(lambda: len(serverapp(trial)) == 1)
-        (pid,) = serverapp(trial)
+        (pid,) = wait_for(lambda: found if len(found := serverapp(trial)) == 1 else [])
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not serverapp(trial))
         trial.link.start(chosen, run, resume=True)
@@ -248,7 +250,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     fleet = Shell(cwd, printed)
     try:
         fleet.start("superlink", fleet.line("flower-superlink"))
-        Link(Folder(cwd / "demo", opened(cwd / "demo").address), Processes(cwd / "logs")).wait(60)
+        Link(Folder(cwd / "demo", opened(cwd / "demo").address), Processes(cwd / "logs")).wait(240)
         for line in fleet.lines:
             if " register " in line:
                 done = fleet.run(line)
@@ -277,7 +279,7 @@ class TestSecure:
         for name, line in (("unknown", unknown), ("bare", bare)):
             shell.start(name, line.replace("demo/nodes/simple-1 ", f"{name}-home ") + " --max-retries 2")
         for name in ("unknown", "bare"):
-            assert shell.running[name].wait(60) != 0
+            assert shell.running[name].wait(240) != 0
         assert "SuperNode ID" not in shell.log("unknown") + shell.log("bare")
         listed = shell.run("FLWR_HOME=demo/flower flwr supernode list fleet --format json").stdout
         assert listed.count('"node-id"') == 2, listed
@@ -289,7 +291,7 @@ class TestSecure:
         hold.touch()
         small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline=50"
         shell.start("run", f"{shell.line('fedhen fleet run')} --rounds 3 --out run --quiet {small}")
-        wait_for((shell.cwd / "held").exists, 120)
+        wait_for((shell.cwd / "held").exists)
         before = re.findall(r"SuperNode ID: (\d+)", shell.log("complex-1"))
         # The shell, the node and its client.
         for pid in marked(shell.mark):
@@ -318,7 +320,7 @@ def test_fleet_up_leaves_nothing_behind(tmp_path: Path) -> None:
             wait_for(lambda: (tmp_path / "run" / "fleet.json").is_file())
             assert len(with_variable(mark)) > 4
             up.send_signal(signal.SIGINT)
-            assert up.wait(30) == 130
+            assert up.wait(240) == 130
         finally:
             up.kill()
     assert with_variable(mark) == []

@@ -50,9 +50,9 @@ def test_by_class_covers_or_gives_up(seed: int, devices: int, alpha: float) -> N
 def test_the_hardest_balanced_split_ends_in_seconds() -> None:
     """The loop that redraws a class until it hits one with images left ran for minutes here."""
     labels = np.repeat(np.arange(100), 500)
-    began = time.perf_counter()
+    began = time.process_time()
     shards = partitions.dirichlet(labels, 1000, np.random.default_rng(0), 0.01)
-    assert time.perf_counter() - began < 20
+    assert time.process_time() - began < 20
     assert is_disjoint_cover(shards, len(labels))
 
 

@@ -28,7 +28,7 @@ def torchrun(number: int, *command: str) -> list[str]:
 
 
 def start(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def ours(text: str) -> list[str]:
@@ -125,11 +125,18 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
         ranks = children(process.pid)
         assert len(ranks) == 2
         os.kill(ranks[-1], signal.SIGKILL)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=240)
     assert process.returncode != 0
     assert len(ours(errors)) == 1 and "rank" in ours(errors)[0] and "stopped: " in ours(errors)[0], errors
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_rank_that_has_lost_another_is_not_spoken_for(tmp_path: Path) -> None:
+    """Whether torchrun tells it to end before it has said so, or after."""
+    done = start(torchrun(2, str(SCRIPT), "lost", str(tmp_path)))
+    (said,) = ours(done.stderr)
+    assert said.startswith("fedhen: another rank cannot be reached")
 
 
 def test_devices_are_shared_out_by_cost() -> None:

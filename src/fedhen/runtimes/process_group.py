@@ -32,7 +32,7 @@ from fedhen.ranks import ALONE, RankLost, Ranks
 T = TypeVar("T")
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others: as long as the slowest one's share of a round may take."""
-MOMENT = timedelta(seconds=3)
+MOMENT = timedelta(seconds=10)
 """How long a rank that stops waits for rank 0 to say the same."""
 
 
@@ -195,6 +195,9 @@ def end_when_told(rank: int, patience: float = 0.0, busy: Callable[[], bool] = b
         while busy():
             if over.wait(0.1):
                 return
+        if not isinstance(rooms.here(), Joined):
+            # It has lost the others, and says so itself.
+            return
         said = "told to, or since another rank has ended; `fedhen resume` goes on after the last checkpoint"
         print(f"fedhen: rank {rank} stopped: {said}", file=sys.stderr, flush=True)
         os._exit(128 + number)
