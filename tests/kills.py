@@ -17,13 +17,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
+T = TypeVar("T")
 Moment = Callable[[Path, random.Random], bool]
 """Whether it is time to kill the process that plays this folder."""
 
 
 class Forks:
-    """Starts commands, one at a time."""
+    """Starts commands, one at a time; one that a failed test has left behind is killed before the next."""
+
+    def __init__(self) -> None:
+        self.last: Started | None = None
 
     def __enter__(self) -> Forks:
         self.server = subprocess.Popen(
@@ -35,14 +40,22 @@ class Forks:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self.server.stdin is not None
+        self.clear()
         self.server.stdin.close()
         self.server.wait()
 
     def start(self, arguments: Sequence[str], log: Path) -> Started:
         assert self.server.stdin is not None
+        self.clear()
         self.server.stdin.write(json.dumps([list(arguments), str(log)]) + "\n")
         self.server.stdin.flush()
-        return Started(self, self.said(), log)
+        self.last = Started(self, self.said(), log)
+        return self.last
+
+    def clear(self) -> None:
+        if self.last is not None:
+            self.last.kill()
+            self.last.wait()
 
     def said(self) -> int:
         assert self.server.stdout is not None
@@ -71,6 +84,7 @@ class Started:
     def wait(self) -> int:
         """The exit code, below zero after a signal."""
         assert self.forks.server.stdin is not None
+        self.forks.last = None
         self.forks.server.stdin.write("\n")
         self.forks.server.stdin.flush()
         return self.forks.said()
@@ -133,6 +147,15 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
+def wait_for(happened: Callable[[], T], seconds: float = 240.0) -> T:
+    """What it gives when it gives something."""
+    end = time.monotonic() + seconds
+    while not (found := happened()):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return found
+
+
 def lines(folder: Path) -> int:
     path = folder / "rounds.jsonl"
     return path.read_bytes().count(b"\n") if path.is_file() else 0
@@ -186,7 +209,7 @@ def killed(forks: Forks, command: Sequence[str], folder: Path, kills: int, rng: 
         # Both ways to go on; the first also begins.
         resume = (folder / "config.toml").is_file() and rng.random() < 0.5
         arguments = ["resume", str(folder)] if resume else [*command, "--out", str(folder), "--resume"]
-        reached = begin(folder, rng)
+        reached, has_saved = begin(folder, rng), any(folder.glob("checkpoints/*.json"))
         run = forks.start([*arguments, "--quiet"], log)
         while not run.ended() and not reached(folder, rng):
             time.sleep(0.001)
@@ -195,9 +218,12 @@ def killed(forks: Forks, command: Sequence[str], folder: Path, kills: int, rng: 
             raise AssertionError("the run ended before all kills: give it more rounds")
         run.kill()
         assert run.wait() == -signal.SIGKILL
+        assert not has_saved or "starts again at round 1" not in log.read_text()
         name = begin.__qualname__.split(".")[0]
         done[name] = done.get(name, 0) + 1
+    has_saved = any(folder.glob("checkpoints/*.json"))
     code, said = forks.run(["resume", str(folder), "--quiet"], log)
+    assert not has_saved or "starts again at round 1" not in said
     if code == 2 and "is not a run folder" in said:
         code, said = forks.run([*command, "--out", str(folder), "--resume", "--quiet"], log)
     assert code == 0, said

@@ -19,6 +19,7 @@ import torch
 import fedhen
 from families import texts, two_exits, words
 from fedhen.cli import main
+from fedhen.cli.stopping import stoppable
 from fedhen.errors import UserError
 from fedhen.params import Average
 from fedhen.ranks import RankLost
@@ -95,15 +96,19 @@ def errors(folder: Path) -> int:
 
 
 def lost(folder: Path) -> int:
-    """Rank 1 is gone; rank 0 is about to say so when torchrun tells it to end."""
+    """Rank 1 is gone; rank 0, which stops at signals, is about to say so when it is told to end."""
     ranks = process_group.join(torch.device("cpu"))
     ranks.gather(0)
     if RANK:
         os._exit(3)
     try:
-        ranks.gather(0)
+        with stoppable():
+            try:
+                ranks.gather(0)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
     except RankLost as error:
-        os.kill(os.getpid(), signal.SIGTERM)
+        # Somebody else might speak meanwhile.
         time.sleep(1)
         print(f"fedhen: {error}", file=sys.stderr)
         return 1

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 import fedhen
 from fedhen.cli import main
 from fedhen.errors import UserError
-from fedhen.records import read_run
+from fedhen.records import read_run, recorded_lines
 from fedhen.reports import write_report
 from report_fixtures import make_run, write_folder
 from test_cli import NARROW, TINY, refused
@@ -102,6 +102,15 @@ def test_lost_timing_costs_nothing_but_the_timing(run: Path) -> None:
         found = read_run(run)
         assert len(found.rounds) == 4 and found.timing == [] and found.first(2).damage == found.damage
         assert found.damage[0].startswith("timing.jsonl is damaged from line 1 on")
+
+
+@pytest.mark.parametrize("damage", [b"[" * 100_000, b"round 3", b"[]", b"{}", b'{"round": 4}', b"\xff"])
+def test_a_run_goes_on_after_the_lines_before_the_damage(run: Path, damage: bytes) -> None:
+    path = run / "rounds.jsonl"
+    first, second, third, _ = whole = path.read_bytes().splitlines(keepends=True)
+    assert recorded_lines(path, 3) == whole[:3]
+    path.write_bytes(b"".join([first, second, damage, b"\n", third]))
+    assert recorded_lines(path, 4) == [first, second]
 
 
 @pytest.mark.parametrize(

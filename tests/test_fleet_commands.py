@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,9 @@ def starting(program: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], s
         finally:
             process.kill()
             for pid in marked(mark):
-                os.kill(pid, signal.SIGKILL)
+                # The watcher may be quicker.
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def ended(mark: str, watcher: Path) -> bool:

@@ -12,10 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -30,9 +29,9 @@ from fedhen.fleet.trial import SUPERLINK, Trial, free_port
 from fedhen.playing import play_into
 from fedhen.recipes import recipe_named
 from fedhen.records import read_run
+from kills import wait_for
 from test_fleet_faults import same_models, with_only
 
-T = TypeVar("T")
 TESTS = Path(__file__).parent
 NODES = {"simple": 1, "complex": 1}
 SMALL = [
@@ -81,14 +80,6 @@ def fedhen(*arguments: str, cwd: Path, **environment: str) -> subprocess.Complet
     return subprocess.run(
         command, cwd=cwd, capture_output=True, text=True, env={**os.environ, **environment}, timeout=280, check=False
     )
-
-
-def wait_for(happened: Callable[[], T], seconds: float = 240.0) -> T:
-    end = time.monotonic() + seconds
-    while not (found := happened()):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    return found
 
 
 def rounds_of(run: Path) -> int:
@@ -154,7 +145,8 @@ class TestPlain:
     def test_told_to_stop_while_it_submits_a_run_is_stopped(self, trial: Trial, tmp_path: Path) -> None:
         before = {*runs_of(trial)}
         command = [sys.executable, "-m", "fedhen", "fleet", "run", str(trial.path), "--out", "run"]
-        with subprocess.Popen(command, cwd=tmp_path) as running:
+        with subprocess.Popen(command, cwd=tmp_path) as running, ExitStack() as always:
+            always.callback(running.kill)
             wait_for(lambda: any(b"--run-config" in command_of(pid) for pid in descendants(running.pid)))
             running.terminate()
             assert running.wait(240) == 128 + signal.SIGTERM
@@ -290,7 +282,7 @@ class TestSecure:
         app.write_text(app.read_text() + HOLDING.format(here=shell.cwd))
         hold.touch()
         small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline=50"
-        shell.start("run", f"{shell.line('fedhen fleet run')} --rounds 3 --out run --quiet {small}")
+        shell.start("run", f"{shell.line('fedhen fleet run')} --rounds 4 --out run --quiet {small}")
         wait_for((shell.cwd / "held").exists)
         before = re.findall(r"SuperNode ID: (\d+)", shell.log("complex-1"))
         # The shell, the node and its client.
@@ -302,7 +294,8 @@ class TestSecure:
         node = shell.line('tier="complex"')
         shell.start("complex-1", f"until false; do {node}; sleep 1; done")
         assert shell.running["run"].wait(240) == 0, shell.log("run")
-        assert [record.get("late") for record in read_run(run).rounds] == [None, [1], None]
+        first, second, _, last = (record.get("late") for record in read_run(run).rounds)
+        assert (first, second, last) == (None, [1], None)
         assert {*re.findall(r"SuperNode ID: (\d+)", shell.log("complex-1"))} == {*before}
 
 

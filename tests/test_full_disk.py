@@ -114,8 +114,8 @@ def test_output_to_a_full_disk(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "fedhen: No space left on device\n")
 
 
-def test_a_fleets_server_names_the_fleets_command(tmp_path: Path) -> None:
+def test_a_fleets_server_leaves_it_to_others_to_say_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / FLEET).write_text("{}")
-    told = f"free some space, then go on with: fedhen fleet run --resume {tmp_path};"
+    told = "No space left on device: free some space; the rounds before are kept"
     with pytest.raises(UserError, match=re.escape(told)), writing(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from safetensors.numpy import load_file
 
 import ranks_script
 from fedhen.cli import main
+from fedhen.fleet.trial import free_port
 from fedhen.runtimes.shared import shared_out
+from kills import wait_for
 
 SCRIPT = Path(__file__).parent / "ranks_script.py"
 TINY = ["--set", "data.limit=100", "--set", "devices.number=6", "--set", "devices.active=3"]
@@ -117,11 +119,13 @@ def children(process: int) -> list[int]:
 def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     """SIGKILL to the second rank in mid-run: the other says so in one line, and no process is left."""
     command = torchrun(2, "-m", "fedhen", "run", "digits", "--rounds", "500", *TINY, "--out", str(tmp_path / "run"))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        ExitStack() as always,
+    ):
+        always.callback(process.terminate)
         recorded = tmp_path / "run" / "rounds.jsonl"
-        while not (recorded.is_file() and recorded.stat().st_size):
-            assert process.poll() is None
-            time.sleep(0.1)
+        wait_for(lambda: recorded.is_file() and recorded.stat().st_size)
         ranks = children(process.pid)
         assert len(ranks) == 2
         os.kill(ranks[-1], signal.SIGKILL)
@@ -133,10 +137,17 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_has_lost_another_is_not_spoken_for(tmp_path: Path) -> None:
-    """Whether torchrun tells it to end before it has said so, or after."""
-    done = start(torchrun(2, str(SCRIPT), "lost", str(tmp_path)))
-    (said,) = ours(done.stderr)
-    assert said.startswith("fedhen: another rank cannot be reached")
+    """Told to end just before it says so, as torchrun may do, it says that and no other word."""
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, str(SCRIPT), "lost", str(tmp_path)]
+    with ExitStack() as both:
+        ranks = []
+        for rank in "01":
+            own = {**os.environ, **address, "RANK": rank}
+            ranks.append(both.enter_context(subprocess.Popen(command, env=own, stderr=subprocess.PIPE, text=True)))
+            both.callback(ranks[-1].kill)
+        (said,) = ours(ranks[0].communicate(timeout=240)[1])
+    assert said.startswith("fedhen: another rank cannot be reached") and ranks[0].returncode == 1
 
 
 def test_devices_are_shared_out_by_cost() -> None:

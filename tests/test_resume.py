@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from fedhen.folders import hold
-from kills import Forks, Started, killed, lines, same
+from kills import Forks, Started, killed, lines, same, wait_for
 from test_ranks import TINY as TWO_RANKS
 from test_ranks import children, ours, torchrun
 
@@ -250,12 +250,14 @@ def test_compare_goes_on_where_it_was(forks: Forks, tmp_path: Path) -> None:
 
 def interrupted(command: list[str], folder: Path, interrupt: Callable[[subprocess.Popen[str]], None]) -> list[str]:
     """What fedhen said of a run of two ranks that ended with this after nine rounds."""
-    with subprocess.Popen(
-        torchrun(2, *command, str(folder)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while lines(folder) < 9:
-            assert process.poll() is None
-            time.sleep(0.005)
+    with (
+        subprocess.Popen(
+            torchrun(2, *command, str(folder)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process,
+        ExitStack() as always,
+    ):
+        always.callback(process.terminate)
+        wait_for(lambda: lines(folder) >= 9)
         interrupt(process)
         errors = process.communicate(timeout=240)[1]
     assert process.returncode != 0 and lines(folder) < 40

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhen.runtimes.trials import KINKS, _apart, agree
+from fedhen.runtimes.trials import KINKS, _apart, _tolerances, agree
 
 
 class _Kink(torch.nn.Module):
@@ -72,6 +72,12 @@ def test_three_draws_tell_whether_two_forms_are_the_same() -> None:
     assert _verdict(1.03, 1.0, 1.03, 1.0, 1.0)
     assert not _verdict(1.03, 1.0, 1.03, 1.0, 1.03, *[1.0] * 15)
     assert not _verdict(*[float("nan")] * 3, *[1.0] * 17)
+
+
+def test_small_gradients_in_half_precision_are_not_lost() -> None:
+    """Beside 1e-4 a hundred-thousandth is zero in sixteen bits, and a gradient of zero would be compared with that."""
+    gradients = [torch.full((50,), 1e-4).half(), torch.zeros(50).half()]
+    assert _tolerances(gradients, gradients) == 0
 
 
 @pytest.mark.parametrize(("slope", "same"), [(1e-6, True), (1e-4, False)])

@@ -72,7 +72,9 @@ def launched() -> Ranks:
 
 def here() -> Ranks:
     """The ranks that this process has joined, or those that it was launched for."""
-    return _joined[-1] if _joined else launched()
+    # Looked at once: another thread may ask while the main one leaves.
+    joined = _joined[-1:]
+    return joined[0] if joined else launched()
 
 
 def remember(ranks: Ranks | None) -> None:

@@ -64,10 +64,11 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # Whoever follows a fleet's run is told how to go on by the command that follows it.
+        go_on = "" if (folder / FLEET).is_file() else f", then go on with: {resume_line(folder)}"
         why = error.strerror or str(error)
         raise UserError(
-            f"cannot write to {folder}: {why}: free some space, then go on with: {resume_line(folder)}; "
-            "the rounds before are kept"
+            f"cannot write to {folder}: {why}: free some space{go_on}; the rounds before are kept"
         ) from None
 
 

@@ -56,9 +56,15 @@ def _alone(stop: Stop) -> Iterator[None]:
 @contextmanager
 def _together(stop: Stop) -> Iterator[None]:
     """Ranks save a round that all have finished; one that takes longer is lost, since none can leave it alone."""
-    from fedhen.runtimes.process_group import end_when_told
+    from fedhen.runtimes.process_group import end_when_told, has_lost
 
-    told = _told(stop, lambda: None)
+    note = _told(stop, lambda: None)
+
+    def told(number: int, frame: Any) -> None:
+        # A rank that has lost another is about to say so: torchrun's SIGTERM must not come in between.
+        if number == signal.SIGINT or not has_lost():
+            note(number, frame)
+
     with _handled({signal.SIGINT: told, signal.SIGTERM: told}):
         undo = end_when_told(here().rank, PATIENCE, lambda: stop.playing and not stop.in_round)
         try:

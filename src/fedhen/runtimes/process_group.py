@@ -168,6 +168,11 @@ def join(where: torch.device) -> Ranks:
     return ranks
 
 
+def has_lost() -> bool:
+    """Whether another rank cannot be reached any more, or has been taken leave of."""
+    return not isinstance(rooms.here(), Joined)
+
+
 def leave() -> None:
     """Take leave of the other ranks."""
     if isinstance(rooms.here(), Joined):
@@ -178,8 +183,8 @@ def leave() -> None:
 def end_when_told(rank: int, patience: float = 0.0, busy: Callable[[], bool] = bool) -> Callable[[], None]:
     """On SIGTERM, which torchrun sends when another rank has died, and on SIGINT, say so and end; returns the undoing.
 
-    First the rank has some seconds to end by itself, and more while it is busy. In a thread: the main one may be inside
-    a reduction that nobody else takes part in any more.
+    First the rank has some seconds to end by itself, and more while it is busy; one that has lost the others says so
+    itself. In a thread: the main one may be inside a reduction that nobody else takes part in any more.
     """
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
@@ -195,9 +200,11 @@ def end_when_told(rank: int, patience: float = 0.0, busy: Callable[[], bool] = b
         while busy():
             if over.wait(0.1):
                 return
-        if not isinstance(rooms.here(), Joined):
-            # It has lost the others, and says so itself.
-            return
+        if has_lost():
+            # It says so itself; one that goes on all the same is ended.
+            if over.wait(MOMENT.total_seconds()):
+                return
+            os._exit(128 + number)
         said = "told to, or since another rank has ended; `fedhen resume` goes on after the last checkpoint"
         print(f"fedhen: rank {rank} stopped: {said}", file=sys.stderr, flush=True)
         os._exit(128 + number)

@@ -97,9 +97,14 @@ def _logits_and_gradients(
 def _tolerances(one: list[Tensor], other: list[Tensor]) -> float:
     """The largest difference of two tensors, as a multiple of what rounding explains."""
     # A gradient that ought to cancel out is rounding alone: all are seen beside the largest, which may be zero too.
-    least = 1e-5 * max(float(t.norm()) for t in one) + 1e-30
-    found = [(a - b).norm() / (1e-3 * b.norm() + least) for a, b in zip(one, other, strict=True)]
+    least = 1e-5 * max(float(_size(t)) for t in one) + 1e-30
+    found = [_size(a - b) / (1e-3 * _size(b) + least) for a, b in zip(one, other, strict=True)]
     return float(torch.stack(found).max())
+
+
+def _size(tensor: Tensor) -> Tensor:
+    # In half precision the least of these would be zero.
+    return tensor.float().norm()
 
 
 @contextmanager
