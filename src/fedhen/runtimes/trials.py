@@ -104,7 +104,8 @@ def _tolerances(one: list[Tensor], other: list[Tensor]) -> float:
 
 def _size(tensor: Tensor) -> Tensor:
     # In half precision the least of these would be zero.
-    return tensor.float().norm()
+    size: Tensor = tensor.float().norm()
+    return size
 
 
 @contextmanager
