@@ -169,7 +169,7 @@ def join(where: torch.device) -> Ranks:
 
 
 def has_lost() -> bool:
-    """Whether another rank cannot be reached any more, or has been taken leave of."""
+    """Whether this rank, which had joined, cannot reach the others any more, or has taken leave of them."""
     return not isinstance(rooms.here(), Joined)
 
 
