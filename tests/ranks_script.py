@@ -108,7 +108,8 @@ def lost(folder: Path) -> int:
             finally:
                 os.kill(os.getpid(), signal.SIGTERM)
     except RankLost as error:
-        # Somebody else might speak meanwhile.
+        # And again; somebody else might speak meanwhile.
+        os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1)
         print(f"fedhen: {error}", file=sys.stderr)
         return 1
