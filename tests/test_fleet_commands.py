@@ -28,6 +28,7 @@ from fedhen.fleet.processes import Processes, marked
 from fedhen.fleet.trial import free_port
 from fedhen.recipes import recipe_named
 from fedhen.records import ROUNDS, TIMING, Recorder
+from kills import wait_for
 
 STARTING = """
 import sys, time
@@ -84,21 +85,11 @@ def ended(mark: str, watcher: Path) -> bool:
     return gone and not marked(mark)
 
 
-def soon(mark: str, watcher: Path) -> bool:
-    end = time.monotonic() + 60
-    while not ended(mark, watcher) and time.monotonic() < end:
-        time.sleep(0.1)
-    return ended(mark, watcher)
-
-
 def test_killed_for_good_it_leaves_nothing_of_what_its_programs_started(tmp_path: Path) -> None:
     with starting(GRANDPARENT, tmp_path) as (process, mark, watcher):
-        end = time.monotonic() + 60
-        while len(marked(mark)) < 2 and time.monotonic() < end:
-            time.sleep(0.1)
-        assert len(marked(mark)) == 2
+        wait_for(lambda: len(marked(mark)) == 2, 60)
         process.kill()
-        assert soon(mark, watcher)
+        wait_for(lambda: ended(mark, watcher), 60)
 
 
 def test_a_second_ctrl_c_leaves_nothing_and_ends_it_at_once(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others: as long as the slowest one's share of a round may take."""
 MOMENT = timedelta(seconds=10)
-"""How long a rank that stops waits for rank 0 to say the same."""
+"""How long a rank that stops waits for rank 0 to say the same, and how long one that has lost another has to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
