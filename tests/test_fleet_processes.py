@@ -24,12 +24,12 @@ from fedhen.config import Config
 from fedhen.errors import UserError
 from fedhen.fleet.folder import CONNECTION, Folder, of_nodes, opened
 from fedhen.fleet.link import Link
-from fedhen.fleet.processes import MARK, Processes, descendants, marked
+from fedhen.fleet.processes import MARK, Processes, marked
 from fedhen.fleet.trial import SUPERLINK, Trial, free_port
 from fedhen.playing import play_into
 from fedhen.recipes import recipe_named
 from fedhen.records import read_run
-from kills import wait_for
+from kills import descendants, kill_tree, wait_for
 from test_fleet_faults import same_models, with_only
 
 TESTS = Path(__file__).parent
@@ -173,7 +173,9 @@ class TestPlain:
         wait_for(lambda: not serverapp(trial))
         trial.link.start(chosen, run, resume=True)
         wait_for(lambda: rounds_of(run) >= 2)
-        trial.processes.kill(SUPERLINK)
+        superlink = trial.processes.running[SUPERLINK]
+        kill_tree(superlink.pid)
+        superlink.wait()
         trial.start_superlink()
         done = fedhen("fleet", "run", str(trial.path), "--resume", str(run), "--quiet", cwd=tmp_path)
         assert done.returncode == 0, done.stderr

@@ -71,15 +71,6 @@ class Processes:
             preexec_fn=_end_with_us,
         )
 
-    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """End one of them, and what it started if it ends at once."""
-        process = self.running.pop(name)
-        children = descendants(process.pid)
-        process.send_signal(number)
-        if number == signal.SIGKILL:
-            _signal(children, number)
-        process.wait()
-
     def log(self, name: str) -> str:
         """What one of them has printed."""
         path = self.logs / f"{name}.log"
@@ -137,21 +128,6 @@ def marked(mark: str) -> list[int]:
             with suppress(OSError):
                 if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError, ValueError, IndexError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                parents.setdefault(parent, []).append(int(entry.name))
-    found, new = [], [pid]
-    while new:
-        new = [child for parent in new for child in parents.get(parent, [])]
-        found += new
     return found
 
 
