@@ -128,6 +128,16 @@ def test_refused_in_one_line_before_anything_is_written(
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_run_is_not_replaced_and_no_option_named_that_a_fleet_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "config.toml"
+    kept.write_text("a run")
+    assert main(["fleet", "up", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"fedhen: {tmp_path} is not empty: choose another --out\n"
+    assert [*tmp_path.iterdir()] == [kept] and kept.read_text() == "a run"
+
+
 def test_what_init_prints_works_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from fedhen.records import CONFIG, FLEET, resume_line
 
 LOCK = "run.lock"
 """Locked while a process plays the run; the system unlocks it, however the process ends."""
+FORCE = ", or --force to replace the runs in it"
 
 
 @contextmanager
@@ -32,18 +33,18 @@ def hold(folder: Path) -> Iterator[None]:
         yield
 
 
-def claim(parent: Path, names: Sequence[str], force: bool = False) -> list[Path]:
+def claim(parent: Path, names: Sequence[str], force: bool = False, instead: str = FORCE) -> list[Path]:
     """Make empty folders of these names below `parent`, "" being the parent itself.
 
-    Without force the parent must be empty or not exist. With force the runs in the named folders are replaced, and
-    nothing else is touched.
+    Without force the parent must be empty or not exist; `instead` is told beside choosing another. With force the runs
+    in the named folders are replaced, and nothing else is touched.
     """
     folders = [parent / name for name in names]
     try:
         if parent.exists() and not parent.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "it is a file")
         if not force and _holds_something(parent):
-            raise UserError(f"{parent} is not empty: choose another --out, or --force to replace the runs in it")
+            raise UserError(f"{parent} is not empty: choose another --out{instead}")
         for folder in folders:
             if _holds_something(folder) and not (folder / CONFIG).is_file():
                 raise UserError(f"{folder} does not hold a run: --force replaces runs only, choose another --out")

@@ -213,7 +213,8 @@ def new_run(out: Path | None, config: Config) -> Path:
     """A fresh folder for a run."""
     local = f"-{config.local.name}" if config.local.name != "plain" else ""
     name = f"{config.recipe}-{config.method}{local}-fleet"
-    return claim(out, [""])[0] if out is not None else claim_fresh(RUNS, name)
+    # The commands of a fleet have no --force that could be named.
+    return claim(out, [""], instead="")[0] if out is not None else claim_fresh(RUNS, name)
 
 
 @dataclass
