@@ -1,20 +1,22 @@
 """What a round costs as the fleet grows: seconds and peak memory for 100 and 10,000 devices, the same 50 local steps.
 
     python benchmarks/memory.py [--accelerator cuda] [--devices 100,10000] [--rows auto] [--recipe digits] [--json FILE]
+    python benchmarks/memory.py --devices 100 --workers 1,2,8
 
-Every fleet runs in a process of its own. Devices beyond the examples hold examples that others hold too, so that the
-data is the same for all fleets. Ten active devices take five steps each.
+Every fleet runs in a process of its own. Its peak is that of the process and its workers together, memory that they
+share counted once (Linux's PSS, looked at fifty times a second). Devices beyond the examples hold examples that others
+hold too, so that the data is the same for all fleets. Ten active devices take five steps each.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +24,7 @@ from typing import Any
 EPOCHS, EXAMPLES = 5, 50
 
 
-def measured(options: argparse.Namespace, devices: int) -> dict[str, Any]:
+def measured(options: argparse.Namespace, devices: int, workers: int) -> dict[str, Any]:
     """Play the rounds of one fleet here."""
     import numpy as np
     import torch
@@ -40,13 +42,12 @@ def measured(options: argparse.Namespace, devices: int) -> dict[str, Any]:
         devices=replace(recipe.devices, number=devices, active=10),
         training=replace(recipe.training, epochs=EPOCHS, batch_size=EXAMPLES),
         evaluation=replace(recipe.evaluation, every=options.rounds),
-        runtime=replace(recipe.runtime, rows=options.rows, engine=options.engine),
+        runtime=replace(recipe.runtime, rows=options.rows, engine=options.engine, workers=workers),
     )
     data = sources.load(config.data, data_root(options.data_dir), config.seed)
     stream = seeds.stream(config.seed, "split")
     pool = [np.sort(stream.choice(len(data.y), EXAMPLES, replace=False)) for _ in range(100)]
     data = data.split([pool[device % len(pool)] for device in range(devices)])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
     experiment = assemble(config, data=data, accelerator=options.accelerator)
     assembled = time.perf_counter() - began
@@ -54,13 +55,35 @@ def measured(options: argparse.Namespace, devices: int) -> dict[str, Any]:
     on_gpu = experiment.data.x.is_cuda
     return {
         "devices": devices,
+        "workers": workers,
         "assembly_seconds": round(assembled, 3),
         "round_seconds": round(median(seconds[1:]), 4),
         "rows": len(experiment.last_models.rows),
-        "host_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "host_mb_before": round(before / 1024, 1),
         "gpu_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if on_gpu else None,
     }
+
+
+def memory_of(pid: int) -> int:
+    """The bytes that a process and its children have, each shared page counted once."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+        own = next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except (OSError, StopIteration):
+        return 0
+    return own + sum(memory_of(int(child)) for child in children)
+
+
+def watched(command: list[str]) -> dict[str, Any]:
+    """What a process prints, and the most memory that it had."""
+    process, most = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), 0
+    while process.poll() is None:
+        most = max(most, memory_of(process.pid))
+        time.sleep(0.02)
+    assert process.stdout is not None
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    return {**json.loads(process.stdout.read()), "host_mb": round(most / 2**20, 1)}
 
 
 def main() -> None:
@@ -74,18 +97,19 @@ def main() -> None:
     parser.add_argument("--accelerator", default="cpu")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--workers", default="0", help="0: as many as there are cores")
+    parser.add_argument("--alone", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
-        print(json.dumps(measured(options, options.alone)))
+        print(json.dumps(measured(options, *options.alone)))
         return
     found = []
-    for devices in options.devices.split(","):
-        alone = [sys.executable, __file__, *sys.argv[1:], "--alone", devices]
-        found.append(json.loads(subprocess.run(alone, check=True, stdout=subprocess.PIPE, text=True).stdout))
-    print("| devices | s to set up | s a round | rows kept | peak host MB | peak GPU MB |\n|---|---|---|---|---|---|")
+    for devices, workers in product(options.devices.split(","), options.workers.split(",")):
+        found.append(watched([sys.executable, __file__, *sys.argv[1:], "--alone", devices, workers]))
+    print("| devices | workers | s to set up | s a round | rows kept | peak host MB | peak GPU MB |")
+    print("|---|---|---|---|---|---|---|")
     for each in found:
-        keys = ("devices", "assembly_seconds", "round_seconds", "rows", "host_mb", "gpu_mb")
+        keys = ("devices", "workers", "assembly_seconds", "round_seconds", "rows", "host_mb", "gpu_mb")
         print(f"| {' | '.join(str(each[key]) for key in keys)} |")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

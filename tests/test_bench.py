@@ -51,7 +51,6 @@ def test_the_same_rounds_are_compared() -> None:
         while len(loop.steps) < 2 and loop.goes_on():
             pass
         played.append([(step.record["round"], step.record["active"]) for step in loop.steps][:2])
-        assert loop.experiment.scoring
     assert [number for number, _ in played[0]] == [4, 5] and played[0] == played[1]
 
 

@@ -11,7 +11,7 @@ import torch
 from families import TwoExits, two_exits
 from fedhen.algorithm.objectives import last_exit, sum_of_exits
 from fedhen.config import TrainingConfig
-from fedhen.local_training import Task, train_locally
+from fedhen.local_training import Sgd, Task, clip, train_locally
 from fedhen.models.nesting import weights_of
 
 
@@ -76,6 +76,31 @@ def test_one_clipped_step_with_decay_by_hand(x: float) -> None:
     assert module.w.item() == pytest.approx(expected, rel=1e-12)
     assert loss == pytest.approx(math.log(1 + math.exp(w * x)), rel=1e-12)
     assert module.unused.item() == 3.0, "a weight without a gradient gets no decay"
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clip_and_steps_are_those_of_torch_to_the_bit(momentum: float, dtype: torch.dtype) -> None:
+    """Five steps with decay and a clip that cuts; one weight never has a gradient, another has one from step 3 on."""
+    torch.manual_seed(0)
+    shapes = [(7, 5), (3,), (4, 3, 3, 3), (2, 2), (5,)]
+    ours, theirs = ([torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes] for _ in range(2))
+    for p, q in zip(ours, theirs, strict=True):
+        p.data.copy_(q.data)
+    # As images lie with the channels last.
+    ours[2].data, theirs[2].data = (p.data.contiguous(memory_format=torch.channels_last) for p in (ours[2], theirs[2]))
+    sgd = Sgd(0.3, momentum, 0.01)
+    expected = torch.optim.SGD(theirs, lr=0.3, momentum=momentum, weight_decay=0.01)
+    for step in range(5):
+        gradients = [torch.randn_like(p) * 3 for p in ours]
+        for k, gradient in enumerate(gradients):
+            given = k != 3 and (k != 4 or step > 1)
+            ours[k].grad, theirs[k].grad = (gradient.clone(), gradient.clone()) if given else (None, None)
+        clip([p.grad for p in ours if p.grad is not None], 2.0)
+        torch.nn.utils.clip_grad_norm_(theirs, 2.0)
+        sgd.step(ours)
+        expected.step()
+        assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
 
 
 def test_nosides_exit_comes_back_from_a_complex_device_as_it_went() -> None:

@@ -27,6 +27,7 @@ ROOMS = [
     "seeds",
     "precision",
     "cores",
+    "workers",
     "data",
     "models",
     "algorithm",

@@ -31,8 +31,8 @@ def test_torchs_own_draws_are_addressed_and_leave_the_outside_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    with seeds.torch_randomness(0, "model", 1, 2):
+    with seeds.randomness(0, "model", 1, 2):
         first = torch.rand(3)
     assert torch.equal(torch.rand(3), expected)
-    with seeds.torch_randomness(0, "model", 1, 2):
+    with seeds.randomness(0, "model", 1, 2):
         assert torch.equal(torch.rand(3), first)

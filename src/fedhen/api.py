@@ -14,6 +14,7 @@ from fedhen import config as configuration
 from fedhen import experiment as experiments
 from fedhen.algorithm.methods import Method, method_named
 from fedhen.config import OWN
+from fedhen.cores import threads, torch_threads
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root
@@ -21,8 +22,10 @@ from fedhen.errors import UserError, unknown
 from fedhen.evaluation import accuracy
 from fedhen.folders import claim, refuse_fleets
 from fedhen.model_files import read_model, ready_module
+from fedhen.models.image_layout import image_layout
 from fedhen.models.nesting import Family
 from fedhen.playing import play_into
+from fedhen.precision import FULL
 from fedhen.records import CONFIG, KINDS, read_run
 from fedhen.reports import write_report
 from fedhen.resuming import How
@@ -165,14 +168,17 @@ def evaluate(
     config = toml.read_toml(_checked(folder))
     data = data or _data_named(config, data_dir)
     family = family or assembly.family_named(config, data.shape, data.classes)
-    data = data.to(environment.accelerator(accelerator, config.runtime))
+    data = data.to(environment.device_named(accelerator))
     batch_size = config.evaluation.batch_size
     scores: dict[str, dict[str, float]] = {kind: {} for kind in KINDS if config.evaluation.devices or kind == "server"}
     for kind in scores:
         for tier in config.tiers:
             saved = read_model(folder, kind, tier)
             module = ready_module(family, tier, saved.weights, saved.exits).to(data.x.device)
-            scores[kind][tier] = accuracy(module, data.in_type_of(module), batch_size)
+            fitting = data.in_type_of(module)
+            module = image_layout(module, fitting.inputs(fitting.x_test[:2]), FULL, config.training.batch_size)
+            with torch_threads(threads(config.runtime)):
+                scores[kind][tier] = accuracy(module, fitting, batch_size)
     return scores
 
 

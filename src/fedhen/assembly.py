@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zlib import crc32
 
@@ -19,11 +21,12 @@ from fedhen.algorithm.merging import Memories, Server
 from fedhen.algorithm.methods import Method, method_named
 from fedhen.algorithm.objectives import configured
 from fedhen.config import OWN, Config, DataConfig, SplitConfig
+from fedhen.cores import workers
 from fedhen.data import partitions, sources
 from fedhen.data.dataset import Data, Index
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError, unknown
-from fedhen.evaluation import LastModels, NothingKept
+from fedhen.evaluation import LastModels, NothingKept, Score, Scoring
 from fedhen.experiment import Experiment
 from fedhen.models.nesting import Family
 from fedhen.models.preact_resnet import Shape, preact_resnet
@@ -31,10 +34,11 @@ from fedhen.params import pack, select, size
 from fedhen.precision import precision_named
 from fedhen.ranks import ALONE, Ranks
 from fedhen.rounds import Activate, Devices, sampling
+from fedhen.runtimes.parallel import ParallelDevices
 from fedhen.runtimes.plain import Fleet, PlainDevices
 from fedhen.runtimes.shared import SharedDevices
-from fedhen.runtimes.stacked import StackedDevices
-from fedhen.shelf import Shelf, shelves
+from fedhen.shelf import shelves
+from fedhen.workers import can_fork
 
 
 def assemble(
@@ -49,7 +53,7 @@ def assemble(
     ranks: Ranks = ALONE,
 ) -> Experiment:
     """Make a configuration runnable; what is not given is what it names."""
-    where = environment.accelerator(accelerator, config.runtime)
+    where = environment.device_named(accelerator)
     method = method or method_named(config.method_file or config.method)
     data = data or sources.load(config.data, data_root(data_dir), config.seed)
     if not len(data.y_test):
@@ -90,7 +94,8 @@ def fleet_of(
         raise UserError(f"tiers names {', '.join(tiers)}, but the family has, in this order, {', '.join(family.tiers)}")
     if config.server.label_rows and not family.outputs:
         raise UserError("server.label_rows needs a family that names its outputs: Family(..., outputs=...)")
-    data = data.in_type_of(family.build(tiers[-1]))
+    with seeds.randomness(config.seed, "initial weights"):
+        data = data.in_type_of(family.build(tiers[-1]))
     if config.data.augmentation != "none" and len(data.shape) != 3:
         raise UserError(
             f"data.augmentation={config.data.augmentation} needs images, found inputs of shape {data.shape}"
@@ -115,7 +120,7 @@ def experiment_of(
     *,
     activate: Activate | None = None,
     ranks: Ranks = ALONE,
-    engine: Callable[[Fleet, Shelf, Ranks], Devices] | None = None,
+    engine: Callable[[Start], Engine] | None = None,
 ) -> Experiment:
     """The experiment that a fleet plays, its devices trained by the engine that is given, or that is configured."""
     config, family, data, held, local = fleet.config, fleet.family, fleet.data, fleet.holdings, fleet.local
@@ -127,6 +132,9 @@ def experiment_of(
     check_alike(config, data, server, ranks)
     shelf = shelves(config.runtime, where, sum(sizes[tier] * size(each[tier]) for each in kept for tier in sizes))
     memory, tier_of = shelf(), list(fleet.tier_of)
+    scoring = Scoring({t: to_score(fleet, t) for t in sizes}, data, config.evaluation.batch_size, fleet.precision)
+    start = Start(PlainDevices(fleet, memory), scoring, server, forgotten, ranks)
+    chosen = (engine or engine_of)(start)
     return Experiment(
         config=config,
         method=method,
@@ -140,30 +148,61 @@ def experiment_of(
         memories=Memories(forgotten, sizes),
         last_models=LastModels(server, tier_of, shelf(), ranks) if config.evaluation.devices else NothingKept(),
         precision=fleet.precision,
-        devices=(engine or devices_of)(fleet, memory, ranks),
+        devices=chosen.devices,
+        score=chosen.score,
+        workers=chosen.workers,
         memory=memory,
-        modules={tier: to_score(fleet, tier) for tier in sizes},
         ranks=ranks,
     )
 
 
-def devices_of(fleet: Fleet, memory: Shelf, ranks: Ranks) -> Devices:
-    """Who trains the fleet's devices: the engine that is configured, on every rank."""
-    plain = PlainDevices(fleet, memory)
-    engine = plain if fleet.config.runtime.engine == "plain" else fastest(plain)
-    return engine if ranks.number == 1 else SharedDevices(engine, fleet, memory, ranks)
+@dataclass(frozen=True)
+class Start:
+    """What engines are made of."""
+
+    plain: PlainDevices
+    scoring: Scoring
+    server: Server
+    mean: Server
+    ranks: Ranks
 
 
-def fastest(plain: PlainDevices) -> Devices:
+@dataclass(frozen=True)
+class Engine:
+    """Who trains devices and scores models, and the processes that must be ended with the rounds."""
+
+    devices: Devices
+    score: Score
+    workers: AbstractContextManager[object] = field(default_factory=nullcontext)
+
+
+def engine_of(start: Start) -> Engine:
+    """The engine that is configured, on every rank."""
+    plain, runtime = start.plain, start.plain.fleet.config.runtime
+    engine = Engine(plain, start.scoring) if runtime.engine == "plain" else fastest(start)
+    if start.ranks.number == 1:
+        return engine
+    return replace(engine, devices=SharedDevices(engine.devices, plain.fleet, plain.memory, start.ranks))
+
+
+def fastest(start: Start) -> Engine:
     """The fast engine of where the data lies."""
+    plain, number = start.plain, workers(start.plain.fleet.config.runtime)
     if not plain.fleet.data.x.is_cuda:
-        return StackedDevices(plain)
+        if number > 1 and not can_fork():
+            fix = "hide the GPU with CUDA_VISIBLE_DEVICES=" if sys.platform == "linux" else "use Linux"
+            warnings.warn(f"one worker trains all devices: for more, {fix}", stacklevel=2)
+            number = 1
+        if number == 1:
+            return Engine(plain, start.scoring)
+        parallel = ParallelDevices(plain, start.scoring, start.server, start.mean, number)
+        return Engine(parallel, parallel.score, parallel.workers)
     if not has_triton():
         warnings.warn("the GPU engine needs Triton, which is not installed: devices train one by one", stacklevel=2)
-        return plain
+        return Engine(plain, start.scoring)
     from fedhen.runtimes.gpu.graphs import GraphDevices
 
-    return GraphDevices(plain)
+    return Engine(GraphDevices(plain), start.scoring)
 
 
 def has_triton() -> bool:
@@ -232,7 +271,7 @@ class Assembler:
         seed = config.seed if config.data.fraction < 1 else 0
         data = next((d for c, s, d in self.loaded if (c, s) == (config.data, seed)), None)
         if data is None:
-            where = environment.accelerator(self.accelerator, config.runtime)
+            where = environment.device_named(self.accelerator)
             data = sources.load(config.data, data_root(self.data_dir), config.seed).to(where)
             self.loaded.append((config.data, seed, data))
         return assemble(config, data=data, accelerator=self.accelerator, ranks=self.ranks)

@@ -54,14 +54,14 @@ class Ask:
 def bench(ask: Ask, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure; `say` is told what happens meanwhile."""
     data, real = load(ask)
-    where = environment.accelerator(ask.accelerator, ask.config.runtime)
+    where = environment.device_named(ask.accelerator)
     precision = assemble(ask.config, data=data, accelerator=ask.accelerator).precision.name
     found: dict[str, Any] = {
         "recipe": ask.config.recipe,
         "method": ask.config.method,
         "precision": precision,
         "data": ask.config.data.name if real else f"random numbers in the shape of {ask.config.data.name}",
-        **environment.describe(where),
+        **environment.describe(where, ask.config.runtime),
     }
     say("the matrix product")
     ceiling = product_rate(where, precision)

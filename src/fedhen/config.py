@@ -165,10 +165,16 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """How the machine is used; sums in another order give other last digits, so that it belongs to the record."""
+    """How the machine is used. The number of workers changes no result; the rest may change last digits."""
 
     engine: Literal["fast", "plain"] = setting(
         "fast", "fast: active devices train side by side; plain: one after the other, as the paper reads"
+    )
+    workers: int = setting(
+        0,
+        "on a CPU, processes that train devices and score models; 0: as many as the cores that may be used allow",
+        least=0,
+        most=1024,
     )
     precision: Literal["auto", "fp32", "tf32", "bf16"] = setting(
         "auto",
@@ -180,7 +186,12 @@ class RuntimeConfig:
         "quarter of its free memory, else on the host if they fit half of its own, else on disk",
     )
     rows_dir: str = setting("", "folder for those on disk; empty: the system's temporary folder")
-    threads: int = setting(0, "CPU threads in one operation; 0: as many as torch takes", least=0, most=1024)
+    threads: int = setting(
+        1,
+        "torch threads of each worker; 0: as many as there are cores, so that there is one worker",
+        least=0,
+        most=1024,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,46 +1,44 @@
-"""Independent pieces of work side by side on the machine's cores, where a piece cannot keep them busy by itself."""
+"""The CPU cores that this process may use, and how many threads torch takes of them."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import TypeVar
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from fedhen import seeds
+from fedhen.config import RuntimeConfig
 
-LARGE = 1e9
-"""A forward pass of so many operations keeps several cores busy by itself."""
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
-def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], threads: int) -> list[Result]:
-    """The work on every item, in their order; each operation of torch uses so many threads.
+def usable_cores() -> int:
+    """The cores that this process may really use: by its affinity, and by the CPU quota of its control groups."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _quota(_own_groups()))))
 
-    What is computed does not depend on the number of cores: they only decide how many items are worked on at a time.
-    Two Python threads get less in each other's way than two threads within every small operation.
-    """
 
-    def here(item: Item) -> Result:
-        # A thread of the pool keeps the number that it began with, unless it is told.
-        torch.set_num_threads(threads)
-        return work(item)
+def share_of_cores() -> int:
+    """The same, shared out over the ranks that torchrun started on this machine."""
+    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
-    with torch_threads(threads):
-        return list(pool().map(here, items)) if len(items) > 1 else [work(item) for item in items]
+
+def threads(runtime: RuntimeConfig) -> int:
+    """The torch threads of one worker."""
+    return runtime.threads or share_of_cores()
+
+
+def workers(runtime: RuntimeConfig) -> int:
+    """The number of workers: as configured, or as many as keep all cores busy."""
+    return runtime.workers or max(1, share_of_cores() // threads(runtime))
 
 
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """Inside, operations of torch use so many threads."""
+    """Inside, operations of torch use this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -49,15 +47,35 @@ def torch_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@cache
-def pool() -> ThreadPoolExecutor:
-    """Kept for all rounds, as torch keeps prepared operations for each thread."""
-    return ThreadPoolExecutor(os.cpu_count(), "fedhen")
+def _own_groups() -> str:
+    try:
+        return Path("/proc/self/cgroup").read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
-def operations(module: nn.Module, inputs: Tensor) -> float:
-    """Of a forward pass, for one example."""
-    counter = FlopCounterMode(display=False)
-    with seeds.torch_randomness(0, "counting"), torch.no_grad(), counter:
-        list(module(inputs))
-    return float(counter.get_total_flops()) / len(inputs)
+def _quota(groups: str, root: Path = CGROUPS) -> float:
+    """The smallest CPU quota of the control groups that this process is in; infinite if there is none."""
+    least = math.inf
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        # Version 2 has one tree without a name, version 1 one for each set of controllers.
+        trees = [root] if not controllers else [root / controllers] * ("cpu" in controllers.split(","))
+        for tree in trees:
+            own = tree / path.lstrip("/")
+            # A container may see its own group as the root of the tree: then the path leads nowhere.
+            for folder in (own, *own.parents):
+                if folder.is_relative_to(tree):
+                    least = min(least, _quota_in(folder))
+    return least
+
+
+def _quota_in(folder: Path) -> float:
+    def read(name: str) -> list[str]:
+        try:
+            return (folder / name).read_text(encoding="ascii").split()
+        except OSError:
+            return []
+
+    quota, period = (read("cpu.max") or [*read("cpu.cfs_quota_us"), *read("cpu.cfs_period_us")] or ["max", "1"])[:2]
+    return math.inf if quota in ("max", "-1") else int(quota) / int(period)

@@ -11,16 +11,10 @@ import safetensors
 import torch
 
 from fedhen.config import ACCELERATORS, RuntimeConfig
+from fedhen.cores import threads, usable_cores, workers
 from fedhen.errors import UserError, unknown
 from fedhen.ranks import ALONE, Ranks, launched
 from fedhen.version import VERSION
-
-
-def accelerator(name: str, runtime: RuntimeConfig) -> torch.device:
-    """The accelerator of that name, set up as configured; auto is a GPU where there is one."""
-    if runtime.threads:
-        torch.set_num_threads(runtime.threads)
-    return device_named(name)
 
 
 def device_named(name: str) -> torch.device:
@@ -51,15 +45,16 @@ def versions() -> dict[str, str]:
     }
 
 
-def describe(device: torch.device, ranks: Ranks = ALONE) -> dict[str, Any]:
+def describe(device: torch.device, runtime: RuntimeConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Versions and hardware."""
     return {
         "versions": versions(),
         "hardware": {
             "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "cpu": _cpu_name(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
+            "cores": usable_cores(),
+            "workers": workers(runtime) if runtime.engine == "fast" and device.type == "cpu" else 1,
+            "threads": threads(runtime),
             "ranks": ranks.number,
         },
         "system": f"{platform.system()} {platform.machine()}",

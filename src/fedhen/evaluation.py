@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,59 +13,94 @@ from torch import Tensor, nn
 from fedhen.algorithm.merging import Server, Update
 from fedhen.data.dataset import Data
 from fedhen.fixed_point import FixedPoint
+from fedhen.models.image_layout import fast_convolutions
+from fedhen.models.nesting import load_weights
 from fedhen.params import Weights, pack, unpack
 from fedhen.precision import FULL, Precision, searching
 from fedhen.ranks import ALONE, Ranks
 from fedhen.shelf import Shelf
 
 
-def accuracy(module: nn.Module, data: Data, batch_size: int) -> float:
-    """The share of the test set that the module's last exit classifies rightly."""
-    return scored(module, data, batch_size)[0][0]
-
-
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """Which of a module's exits to score: one by itself, and some together."""
 
     own: int = -1
     together: tuple[int, ...] = ()
 
 
-def scored(
-    module: nn.Module,
-    data: Data,
-    batch_size: int,
-    readings: Sequence[Reading] = (Reading(),),
-    precision: Precision = FULL,
-) -> list[tuple[float, float]]:
-    """For each reading, the shares of the test set that the exit, and the mean prediction of several, classify rightly.
+LAST_EXIT = (Reading(),)
 
-    A batch size of 0 is left to us. Without exits to take together both are the same.
-    """
-    batch_size = batch_size or default_batch_size(data)
-    module.eval()
-    precision.choose()
-    right = torch.zeros(len(readings), 2, dtype=torch.int64, device=data.y_test.device)
-    with torch.no_grad(), precision.autocast(), searching(data.x_test.is_cuda):
-        for x, y in zip(torch.split(data.x_test, batch_size), torch.split(data.y_test, batch_size), strict=True):
-            logits = module(data.inputs(x))
-            for row, reading in enumerate(readings):
-                own = logits[reading.own].argmax(1)
-                right[row, 0] += (own == y).sum()
-                right[row, 1] += ((mean_prediction(logits, reading.together) if reading.together else own) == y).sum()
-    return [(int(own) / len(data.y_test), int(together) / len(data.y_test)) for own, together in right]
+
+class Pass(NamedTuple):
+    """The test set through the model of a tier, of whose exits some are read."""
+
+    tier: str
+    weights: Weights
+    readings: Sequence[Reading] = LAST_EXIT
+
+
+Right = list[tuple[int, int]]
+"""For each reading, how many examples the exit, and the mean prediction of several, classify rightly."""
+Score = Callable[[Sequence[Pass]], list[Right]]
+"""Whoever scores models on the test set."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Scores models on the test set, one after the other."""
+
+    modules: Mapping[str, nn.Module]
+    """One of each tier, to score weights in."""
+    data: Data
+    batch_size: int = 0
+    """0: 1000 on a GPU, 100 on a CPU, whose caches are small."""
+    precision: Precision = FULL
+
+    def __call__(self, passes: Sequence[Pass]) -> list[Right]:
+        """Score every pass."""
+        return [self.part(one, range(self.batches)) for one in passes]
+
+    @property
+    def size(self) -> int:
+        """The number of examples in a batch."""
+        return self.batch_size or (1000 if self.data.x_test.is_cuda else 100)
+
+    @property
+    def batches(self) -> int:
+        """The number of batches in the test set."""
+        return -(-len(self.data.y_test) // self.size)
+
+    def part(self, one: Pass, batches: range) -> Right:
+        """Score a pass on some batches of the test set. Counts add up to the same, however the batches are dealt.
+
+        Without exits to take together both counts are the same.
+        """
+        data, module = self.data, self.modules[one.tier].eval()
+        load_weights(module, one.weights)
+        self.precision.choose()
+        right = torch.zeros(len(one.readings), 2, dtype=torch.int64, device=data.y_test.device)
+        with torch.no_grad(), self.precision.autocast(), searching(data.x_test.is_cuda), fast_convolutions(module):
+            for number in batches:
+                part = slice(number * self.size, (number + 1) * self.size)
+                logits, labels = module(data.inputs(data.x_test[part])), data.y_test[part]
+                for row, reading in enumerate(one.readings):
+                    own = logits[reading.own].argmax(1)
+                    together = mean_prediction(logits, reading.together) if reading.together else own
+                    right[row, 0] += (own == labels).sum()
+                    right[row, 1] += (together == labels).sum()
+        return [(int(own), int(together)) for own, together in right]
+
+
+def accuracy(module: nn.Module, data: Data, batch_size: int = 0) -> float:
+    """The share of the test set that the module's last exit classifies rightly."""
+    [[(right, _)]] = Scoring({"": module}, data, batch_size)([Pass("", {})])
+    return right / len(data.y_test)
 
 
 def mean_prediction(logits: Sequence[Tensor], exits: Sequence[int]) -> Tensor:
     """The class that the mean of these exits' probabilities names."""
     first, *others = (logits[k].softmax(1) for k in exits)
     return sum(others, first).argmax(1)
-
-
-def default_batch_size(data: Data) -> int:
-    """A CPU's caches are small."""
-    return 1000 if data.x_test.is_cuda else 100
 
 
 class NothingKept:
@@ -114,12 +150,10 @@ class LastModels(NothingKept):
         for device in {*own, *trained}:
             tier = self.tier_of[device]
             self.trained.add(tier)
-            if device in self.rows:
-                self.moved[tier] -= self.fixed[tier].of(self.rows.vector(device))
-                self.moved[tier] += self.start[tier]
             if device in own:
                 self._put(device, pack({name: own[device].weights[name] for name in self.initial[tier]}))
             elif device in self.rows:
+                self.moved[tier] += self.start[tier] - self._before(device)
                 del self.rows[device]
 
     def restore(self, device: int, vector: Tensor | None) -> None:
@@ -135,8 +169,12 @@ class LastModels(NothingKept):
     def _put(self, device: int, vector: Tensor) -> None:
         tier = self.tier_of[device]
         self.moved[tier] += self.fixed[tier].of(vector)
-        self.moved[tier] -= self.start[tier]
+        self.moved[tier] -= self._before(device)
         self.rows.put(device, vector, self.initial[tier])
+
+    def _before(self, device: int) -> Tensor:
+        tier = self.tier_of[device]
+        return self.fixed[tier].of(self.rows.vector(device)) if device in self.rows else self.start[tier]
 
     def average(self, tier: str) -> Weights:
         """The reported model of a tier."""

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import nn
-
-from fedhen import seeds
 from fedhen.algorithm.holdings import Holding
 from fedhen.algorithm.local import Local
 from fedhen.algorithm.merging import Memories, Server
 from fedhen.algorithm.methods import Method
 from fedhen.config import Config
-from fedhen.cores import LARGE, operations, side_by_side
+from fedhen.cores import threads, torch_threads
 from fedhen.data.dataset import Data
 from fedhen.errors import UserError
-from fedhen.evaluation import NothingKept, Reading, default_batch_size, scored
+from fedhen.evaluation import NothingKept, Pass, Reading, Score
 from fedhen.faults import within_memory
-from fedhen.models.nesting import Family, load_weights
+from fedhen.models.nesting import Family
 from fedhen.params import count, distance, size
 from fedhen.precision import Precision
 from fedhen.ranks import ALONE, Ranks
@@ -47,29 +45,40 @@ class Experiment:
     last_models: NothingKept
     precision: Precision
     devices: Devices
-    modules: dict[str, nn.Module]
-    """One of each tier."""
+    score: Score
     memory: Shelf = field(default_factory=Shelf)
     """What the devices that trained last on this rank remember: the engine's own."""
     losses: dict[int, float] = field(default_factory=dict)
     """What each device reported last."""
     played: int = 0
     """The last whole round."""
-    scoring: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
-    """One of each kind of model and tier, to score weights in."""
     ranks: Ranks = ALONE
     """Who plays along."""
+    workers: AbstractContextManager[object] = field(default_factory=nullcontext)
+    """Processes that are kept while rounds are played, if the engine has some."""
     reported: dict[str, Server] = field(default_factory=dict)
     """The models of the last evaluated round, which is the last one in the end."""
 
     @within_memory
     def play(self) -> Iterator[Step]:
         """Play the rounds that are left; each step is what the next line of the run folder says."""
+        steps, number = self.steps(), threads(self.config.runtime)
+        with self.workers, closing(steps):
+            while True:
+                # Whoever is given a step has the threads that he had.
+                with torch_threads(number):
+                    step = next(steps, None)
+                if step is None:
+                    return
+                yield step
+
+    def steps(self) -> Generator[Step]:
+        """The rounds that are left, one by one."""
         rules = Rules(self.method, self.checked_active, self.config.server, self.local, self.ranks)
         numbers = range(self.played + 1, self.config.rounds + 1)
-        steps = rounds(self.server, self.memories, self.devices, rules, numbers, self.losses)
+        played = rounds(self.server, self.memories, self.devices, rules, numbers, self.losses)
         began = time.perf_counter()
-        for done in steps:
+        for done in played:
             self.server, self.memories = done.server, done.memories
             self.last_models.take(done.updates, done.losses)
             self.losses.update(done.losses)
@@ -118,28 +127,19 @@ class Experiment:
 
     def scored(self, models: Mapping[str, Server]) -> dict[tuple[str, str], tuple[float, float]]:
         """(Kind, tier) -> the accuracy of that model, and that of its exits together where they are wanted."""
-        passes = [
-            Pass(kind, tier, read)
+        passes = {
+            (kind, tier): [(name, self.reading(tier, name)) for name in read]
             for kind, own in models.items()
             for tier, read in one_pass_each(own, self.family).items()
+        }
+        asked = [
+            Pass(tier, models[kind][tier], [reading for _, reading in read]) for (kind, tier), read in passes.items()
         ]
-
-        modules = {(one.kind, one.tier): self.module(one.kind, one.tier) for one in passes}
-
-        def score(one: Pass) -> list[tuple[float, float]]:
-            module = modules[one.kind, one.tier]
-            load_weights(module, models[one.kind][one.tier])
-            readings = [self.reading(one.tier, tier) for tier in one.read]
-            return scored(module, self.data, self.config.evaluation.batch_size, readings, self.precision)
-
-        if self.data.x_test.is_cuda or self.config.runtime.engine == "plain" or self.scoring_is_large:
-            found = [score(one) for one in passes]
-        else:
-            found = side_by_side(score, passes, self.config.runtime.threads or 1)
+        examples = len(self.data.y_test)
         return {
-            (one.kind, tier): result
-            for one, results in zip(passes, found, strict=True)
-            for tier, result in zip(one.read, results, strict=True)
+            (kind, name): (own / examples, together / examples)
+            for ((kind, _), read), right in zip(passes.items(), self.score(asked), strict=True)
+            for (name, _), (own, together) in zip(read, right, strict=True)
         }
 
     def reading(self, scored_in: str, tier: str) -> Reading:
@@ -147,23 +147,6 @@ class Experiment:
         places = {name: place for place, name in enumerate(self.family.exits(scored_in))}
         held = self.holdings[tier].exits if self.config.evaluation.ensemble else ()
         return Reading(places[tier], tuple(places[name] for name in self.family.exits(tier) if name in held))
-
-    def module(self, kind: str, tier: str) -> nn.Module:
-        """The module to score that model in."""
-        if self.data.x_test.is_cuda:
-            # One after the other, in the form that is fastest there.
-            return self.modules[tier]
-        if (kind, tier) not in self.scoring:
-            with seeds.torch_randomness(self.config.seed, "initial weights"):
-                self.scoring[kind, tier] = self.family.build(tier).to(self.data.x.device)
-        return self.scoring[kind, tier]
-
-    @cached_property
-    def scoring_is_large(self) -> bool:
-        """Whether the forward pass of one batch keeps the cores busy."""
-        size = self.config.evaluation.batch_size or default_batch_size(self.data)
-        sample = self.data.inputs(self.data.x_test[:2])
-        return max(operations(module.eval(), sample) for module in self.modules.values()) * size > LARGE
 
     def record(self, done: Round) -> dict[str, Any]:
         """What the seed determines about a round."""
@@ -227,14 +210,6 @@ class Experiment:
     def parameters(self) -> dict[str, int]:
         """How many numbers the model of each tier is."""
         return {tier: count(weights) for tier, weights in self.server.items()}
-
-
-class Pass(NamedTuple):
-    """The test set through the model of a tier, which scores that tier and others whose models are part of it."""
-
-    kind: str
-    tier: str
-    read: tuple[str, ...]
 
 
 def one_pass_each(models: Server, family: Family) -> dict[str, tuple[str, ...]]:

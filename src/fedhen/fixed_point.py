@@ -39,11 +39,13 @@ class FixedPoint:
         """Packed weights as whole numbers of steps."""
         whole = vector.to(torch.float64, copy=True).mul_(self.steps).round_()
         low, high = whole.aminmax()
-        if not self.told and bool(torch.maximum(-low, high) > self.most):
-            self.told = True
-            bound = f"{self.most / STEPS:,.0f}"
-            warnings.warn(f"weights beyond ±{bound} count as that in the average of all devices", stacklevel=2)
-        return whole.clamp_(-self.most, self.most).long()
+        if bool(torch.maximum(-low, high) > self.most):
+            whole.clamp_(-self.most, self.most)
+            if not self.told:
+                self.told = True
+                bound = f"{self.most / STEPS:,.0f}"
+                warnings.warn(f"weights beyond ±{bound} count as that in the average of all devices", stacklevel=2)
+        return whole.long()
 
     def mean(self, total: Tensor) -> Tensor:
         """The mean over all devices of what adds up to `total`, in float64."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from pathlib import Path
 
 import torch
 
-from fedhen.cores import torch_threads
+from fedhen.cores import torch_threads, usable_cores
 
 
 def product_rate(where: torch.device, precision: str) -> float:
@@ -19,7 +18,7 @@ def product_rate(where: torch.device, precision: str) -> float:
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     a, b = (torch.randn(side, side, device=where).to(kind) for _ in range(2))
     times = []
-    with torch_threads(os.cpu_count() or 1):
+    with torch_threads(usable_cores()):
         for _ in range(6):
             synchronise(where)
             began = time.perf_counter()

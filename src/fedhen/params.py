@@ -6,6 +6,7 @@ by depth, the leading channels where it is by width. So the shape of a held tens
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
@@ -109,12 +110,17 @@ def finite(weights: Mapping[str, Tensor]) -> bool:
     On one vector: each answer that a GPU is waited for costs more than the copy.
     """
     vector = pack({name: tensor for name, tensor in weights.items() if tensor.is_floating_point()})
-    return bool(torch.isfinite(vector).all())
+    return not len(vector) or bool(torch.isfinite(torch.stack(vector.aminmax())).all())
 
 
 def count(weights: Mapping[str, Tensor]) -> int:
     """How many numbers these are."""
     return sum(tensor.numel() for tensor in weights.values())
+
+
+def numel(shapes: Shapes) -> int:
+    """How many numbers weights of these shapes are."""
+    return sum(math.prod(shape) for shape in shapes.values())
 
 
 def size(weights: Mapping[str, Tensor]) -> int:

@@ -14,7 +14,6 @@ from fedhen.config import (
     DevicesConfig,
     EvaluationConfig,
     ModelConfig,
-    RuntimeConfig,
     SplitConfig,
     TrainingConfig,
 )
@@ -34,8 +33,6 @@ def digits() -> Config:
         ),
         training=TrainingConfig(epochs=3, batch_size=14),
         evaluation=EvaluationConfig(every=1),
-        # So small a net gains nothing from a second thread, and the numbers then do not depend on the number of cores.
-        runtime=RuntimeConfig(threads=1),
         targets={"simple": (90.0, 88.0), "complex": (88.0,)},
     )
 
@@ -127,6 +124,8 @@ def centralised(config: Config, tier: str, fraction: float = 1.0) -> Config:
         tiers={tier: 1.0},
         training=training,
         evaluation=replace(config.evaluation, every=1),
+        # There is one device: its operations have all cores.
+        runtime=replace(config.runtime, threads=0),
         targets={},
     )
 

@@ -21,7 +21,7 @@ from fedhen.folders import hold
 from fedhen.records import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING, Recorder, read_run, recorded_lines
 
 FREE = (
-    *("rounds", "runtime.rows", "runtime.rows_dir", "checkpoint.minutes", "checkpoint.rounds"),
+    *("rounds", "runtime.workers", "runtime.rows", "runtime.rows_dir", "checkpoint.minutes", "checkpoint.rounds"),
     *("fleet.deadline", "fleet.enough", "fleet.extra", "fleet.wait"),
 )
 """Settings that may change from one part of a run to the next: no number that is played depends on them."""
@@ -180,7 +180,9 @@ class Beginning:
     def recorder(self) -> Recorder:
         """Go on with the records, or begin them."""
         played = self.saved.round if self.saved else 0
-        described = environment.describe(self.experiment.data.x.device, self.experiment.ranks)
+        described = environment.describe(
+            self.experiment.data.x.device, self.experiment.config.runtime, self.experiment.ranks
+        )
         if played:
             described = {**described, "resumed": [*self._parts(), {"after": played}]}
         timed = len(recorded_lines(self.folder / TIMING, played))

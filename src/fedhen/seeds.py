@@ -7,6 +7,7 @@ goes on with the same numbers, and every method sees the same devices and batche
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,8 +29,19 @@ def stream(seed: int, *address: Part) -> np.random.Generator:
 
 
 @contextmanager
-def torch_randomness(seed: int, *address: Part) -> Iterator[None]:
-    """Inside, torch's own draws (initial weights, dropout) come from this address; outside nothing changes."""
-    with torch.random.fork_rng():
-        torch.manual_seed(number(seed, *address))
-        yield
+def randomness(seed: int, *address: Part) -> Iterator[None]:
+    """Inside, the global draws of torch, numpy and Python (initial weights, dropout) come from this address.
+
+    Outside nothing changes.
+    """
+    here = number(seed, *address)
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    random.seed(here)
+    np.random.seed(here % 2**32)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(here)
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)

@@ -66,7 +66,7 @@ class _Pool:
 
 def _holding(family: Family, tier: str, objective: Objective, batch: tuple[Tensor, Tensor], pool: _Pool) -> Holding:
     inputs, labels = batch
-    with seeds.torch_randomness(0, "holdings"):
+    with seeds.randomness(0, "holdings"):
         module = family.build(tier).to(inputs.device)
         logits = list(module(inputs))
         loss = objective(logits, labels)

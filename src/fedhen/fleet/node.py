@@ -10,8 +10,9 @@ from pathlib import Path
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedhen import assembly, environment, toml
+from fedhen import assembly, environment, schema, toml
 from fedhen.algorithm.merging import Failure, Update
+from fedhen.config import Config
 from fedhen.errors import UserError, one_line
 from fedhen.faults import LONGEST, OUT_OF_MEMORY, ran_out
 from fedhen.files import write_text
@@ -74,9 +75,9 @@ class Node:
 
     def fleet(self, order: Order) -> Fleet:
         """The one device that it is, as the simulator has it."""
-        config = toml.parsed(order.config)
+        config = self.with_threads(toml.parsed(order.config))
         accelerator = str(self.config.get("accelerator", "auto"))
-        where = environment.accelerator(accelerator, config.runtime)
+        where = environment.device_named(accelerator)
         data = self.app.on_device(self.config, config, order.inputs, order.classes)
         return assembly.fleet_of(
             config,
@@ -88,6 +89,12 @@ class Node:
             first=order.device,
             checked=True,
         )
+
+    def with_threads(self, config: Config) -> Config:
+        """With the torch threads that the node was started with; another number than the run's changes last digits."""
+        if "threads" not in self.config:
+            return config
+        return schema.from_mapping({"runtime": {"threads": self.config["threads"]}}, config)
 
     def held(self, fleet: Fleet) -> dict[str, Tensor]:
         """The weights of its tier, with nothing in them."""

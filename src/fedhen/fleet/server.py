@@ -10,6 +10,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fedhen import assembly, environment, toml
+from fedhen.assembly import Engine, Start
 from fedhen.config import Config
 from fedhen.errors import UserError
 from fedhen.experiment import Experiment, Step
@@ -19,12 +20,9 @@ from fedhen.fleet.apps_keys import ANEW
 from fedhen.fleet.grid import POLL, GridDevices, activation
 from fedhen.fleet.roster import Roster
 from fedhen.playing import play_into
-from fedhen.ranks import Ranks
 from fedhen.records import CONFIG, ROUNDS, recorded_lines
 from fedhen.resuming import How
 from fedhen.rounds import sampling
-from fedhen.runtimes.plain import Fleet
-from fedhen.shelf import Shelf
 
 
 @dataclass(frozen=True)
@@ -88,12 +86,12 @@ def experiment_of(app: App, roster: Roster, job: Job) -> Experiment:
     data = app.on_server(config)
     tier_of = assembly.tiers_of(config)
     omega = assembly.shares(rosters.samples(roster.members), tier_of, method.pools(tuple(config.tiers)))
-    where = environment.accelerator("auto", config.runtime)
+    where = environment.device_named("auto")
     family = app.family_of(config, data)
     fleet = assembly.fleet_of(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
 
-    def engine(fleet: Fleet, memory: Shelf, ranks: Ranks) -> GridDevices:
-        return GridDevices(fleet, roster, merged_before(job.folder), job.poll)
+    def engine(start: Start) -> Engine:
+        return Engine(GridDevices(start.plain.fleet, roster, merged_before(job.folder), job.poll), start.scoring)
 
     more = min(config.devices.number, config.devices.active + config.fleet.extra)
     draw = sampling(replace(config.devices, active=more), config.seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -75,12 +74,7 @@ class Trial:
             "device": self.places[name],
             "state": str(home / "state"),
         }
-        self.processes.start(name, self.folder.supernode(name, free_port(), node), home, **EAGER, **self.share())
-
-    def share(self) -> dict[str, str]:
-        """A node's share of the cores: more threads than cores only wait for each other."""
-        cores = max(1, (os.cpu_count() or 1) // len(self.places))
-        return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
+        self.processes.start(name, self.folder.supernode(name, free_port(), node), home, **EAGER)
 
     def play(self, run: Path, resume: bool = False) -> Iterator[tuple[dict[str, Any], Any]]:
         """Start a training and follow its rounds."""

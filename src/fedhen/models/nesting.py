@@ -57,14 +57,14 @@ class Family:
 
     def initial(self, seed: int) -> Weights:
         """Initial weights: every tier's, and every method's, are cut from these."""
-        with seeds.torch_randomness(seed, "initial weights"):
+        with seeds.randomness(seed, "initial weights"):
             return weights_of(self.whole())
 
     def check(self, sample: Tensor, classes: int) -> None:
         """Assumption 1 and the contract of the modules, tried on a batch of inputs; a UserError says what breaks."""
         if not self.builds:
             raise UserError("a family needs at least one tier")
-        with seeds.torch_randomness(0, "check"):
+        with seeds.randomness(0, "check"):
             modules = {tier: self.build(tier) for tier in self.tiers}
             whole = weights_of(self.whole())
         for tier, module in modules.items():

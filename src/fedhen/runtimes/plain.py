@@ -1,10 +1,16 @@
-"""The plain runtime: this machine trains the active devices one after the other. It is the oracle for every other."""
+"""The sequential runtime: this process trains the active devices one after the other. It is the oracle for every other.
+
+On a CPU a device is trained whole, with `runtime.threads` torch threads, in a module as it was built. So its result
+depends on the round, the device and what it was sent, and not on who trains it, nor on what was trained before.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -14,13 +20,15 @@ from fedhen.algorithm.local import Local, Visit
 from fedhen.algorithm.merging import Failure, Reply, Update
 from fedhen.algorithm.objectives import Objective
 from fedhen.config import Config
+from fedhen.cores import threads, torch_threads
 from fedhen.data.batches import Visits, batch, visits
 from fedhen.data.dataset import Data
 from fedhen.faults import fault_of
 from fedhen.local_training import Task, learning_rate, train_locally
 from fedhen.models.exits import masked
-from fedhen.models.nesting import Family, load_weights, weights_of
-from fedhen.params import Weights, finite, select
+from fedhen.models.image_layout import fast_convolutions, image_layout
+from fedhen.models.nesting import Family, load_weights
+from fedhen.params import Weights, finite, numel
 from fedhen.precision import Precision
 from fedhen.rounds import Sent
 from fedhen.shelf import Shelf
@@ -44,6 +52,26 @@ class Fleet:
     first: int = 0
     """The number of the first device here: a node of a real fleet has one, which need not be the fleet's first."""
 
+    def cost(self, device: int) -> int:
+        """How long a device trains, in parameters times examples."""
+        examples = len(self.data.shards[device]) * self.config.training.epochs
+        return numel(self.holdings[self.tier_of[device]].shapes) * examples
+
+    def visit(self, device: int, sent: Sent, memory: Weights) -> Visit:
+        """What the local variant knows of a device that remembers this."""
+        tier = self.tier_of[device]
+        trained = {n: t for n, t in sent.models[tier].items() if n in self.holdings[tier].learned}
+        return Visit(trained, memory, sent.mean.get(tier, {}), self.omega[device])
+
+
+class Learned(NamedTuple):
+    """What a device has learned in a round."""
+
+    weights: Weights
+    loss: float
+    """The mean of its steps."""
+    steps: int
+
 
 @dataclass
 class PlainDevices:
@@ -53,35 +81,36 @@ class PlainDevices:
     memory: Shelf = field(default_factory=Shelf)
     """What each device that has trained remembers, where the local variant has a memory."""
     modules: dict[str, nn.Module] = field(default_factory=dict)
-    constants: dict[str, Weights] = field(default_factory=dict)
-    """Buffers that a module does not save: every device starts from them as they were built."""
+    """One of each tier, as it was built: every device trains in a copy."""
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15, one device after the other."""
         for device in active:
             yield self.attempt(round_number, device, sent)
 
-    def attempt(self, round_number: int, device: int, sent: Sent) -> Reply:
-        """Alg. 2 on one device, whose own errors are no one else's."""
+    def attempt(self, round_number: int, device: int, sent: Sent, learned: Learned | None = None) -> Reply:
+        """Alg. 2 on one device, unless it was trained elsewhere; an error is a failure of this device alone."""
         try:
-            return self.train_one(round_number, device, sent)
+            visit = self.visit(device, sent)
+            learned = learned or self.learn(round_number, device, sent, visit)
+            return self.update(device, learned.weights, learned.loss, visit, learned.steps * self.lr(round_number))
         except Exception as error:
             return Failure(device, fault_of(error))
 
-    def train_one(self, round_number: int, device: int, sent: Sent) -> Update:
+    def learn(self, round_number: int, device: int, sent: Sent, visit: Visit) -> Learned:
         """Alg. 2 on one device."""
         fleet, tier = self.fleet, self.fleet.tier_of[device]
-        held, received = fleet.holdings[tier], sent.models[tier]
-        visit = self.visit(device, sent)
-        module = self.module(tier)
-        load_weights(module, {**self.constants[tier], **received})
-        lr = self.lr(round_number)
+        module = self.new_copy(tier)
+        load_weights(module, sent.models[tier])
         correction, view = fleet.local.correction(visit), self.view(device)
+        lr = self.lr(round_number)
         task = Task(fleet.objectives[tier], fleet.config.training, lr, correction, view, fleet.precision)
         # A model's own randomness, like dropout, has an address too.
-        with seeds.torch_randomness(fleet.config.seed, "model", round_number, fleet.first + device):
+        address = fleet.config.seed, "model", round_number, fleet.first + device
+        with torch_threads(threads(fleet.config.runtime)), seeds.randomness(*address), fast_convolutions(module):
             loss, steps = train_locally(module, self.batches(round_number, device), task)
-        return self.update(device, select(weights_of(module), held.shapes), loss, visit, steps * lr)
+        trained = module.state_dict()
+        return Learned({n: trained[n].contiguous() for n in fleet.holdings[tier].shapes}, loss, steps)
 
     def update(self, device: int, weights: Weights, loss: float, visit: Visit, walked: float) -> Update:
         """What a device sends back when it has trained, `walked` being its steps times the learning rate."""
@@ -100,9 +129,7 @@ class PlainDevices:
 
     def visit(self, device: int, sent: Sent) -> Visit:
         """What the local variant knows of the device in this round."""
-        tier = self.fleet.tier_of[device]
-        trained = {n: t for n, t in sent.models[tier].items() if n in self.fleet.holdings[tier].learned}
-        return Visit(trained, self.memory.get(device, {}), sent.mean.get(tier, {}), self.fleet.omega[device])
+        return self.fleet.visit(device, sent, self.memory.get(device, {}))
 
     def remember(self, update: Update, visit: Visit, walked: float) -> Update:
         """Keep the device's new memory, unless the server will drop the update, and tell by how much it changed."""
@@ -144,15 +171,29 @@ class PlainDevices:
             return {}
         return {name: self.fleet.data.present(device) for name in weights if name in self.fleet.family.outputs}
 
+    def new_copy(self, tier: str) -> nn.Module:
+        """A module for one device: whatever it changes in itself, the next device starts from a new one."""
+        try:
+            return copy.deepcopy(self.module(tier))
+        except Exception:
+            # Some modules cannot be copied, as those with torch's older weight_norm.
+            return self.new_module(tier)
+
     def module(self, tier: str) -> nn.Module:
-        """The one module that all devices of a tier train in, one after the other."""
+        """The module of that tier as it was built."""
         if tier not in self.modules:
-            module = self.modules[tier] = self.new_module(tier)
-            saved = module.state_dict()
-            self.constants[tier] = {n: b.clone() for n, b in module.named_buffers() if n not in saved}
+            self.modules[tier] = self.new_module(tier)
         return self.modules[tier]
+
+    def constants(self, tier: str) -> Weights:
+        """Buffers that a module does not save: every device starts from them as they were built."""
+        module = self.module(tier)
+        saved = module.state_dict()
+        return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
 
     def new_module(self, tier: str) -> nn.Module:
         """A module of that tier, always the same."""
-        with seeds.torch_randomness(self.fleet.config.seed, "initial weights"):
-            return self.fleet.family.build(tier).to(self.fleet.data.x.device)
+        fleet, data = self.fleet, self.fleet.data
+        with seeds.randomness(fleet.config.seed, "initial weights"):
+            module = fleet.family.build(tier).to(data.x.device)
+        return image_layout(module, data.inputs(data.x[:2]), fleet.precision, fleet.config.training.batch_size)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedhen.algorithm.merging import Reply
-from fedhen.params import count, pack
+from fedhen.params import pack
 from fedhen.ranks import Ranks
 from fedhen.rounds import Devices, Sent
 from fedhen.runtimes.plain import Fleet
@@ -26,7 +26,7 @@ class SharedDevices:
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Bring each device's memory to the rank that trains it, then train this rank's."""
         owners = self.owners(active)
-        shares = shared_out({device: self.cost(device, sent) for device in active}, self.ranks.number, owners)
+        shares = shared_out({device: self.fleet.cost(device) for device in active}, self.ranks.number, owners)
         for to, share in enumerate(shares):
             for device in share:
                 if owners.get(device, to) != to:
@@ -39,11 +39,6 @@ class SharedDevices:
             return {}
         kept = self.ranks.gather([device for device in active if device in self.memory])
         return {device: rank for rank, devices in enumerate(kept) for device in devices}
-
-    def cost(self, device: int, sent: Sent) -> int:
-        """How long it trains, in parameters times examples."""
-        examples = len(self.fleet.data.shards[device]) * self.fleet.config.training.epochs
-        return count(sent.models[self.fleet.tier_of[device]]) * examples
 
     def bring(self, device: int, source: int, to: int, sent: Sent) -> None:
         """Move a device's memory, in the same order on all ranks, so that none waits for another in a circle."""

@@ -38,7 +38,7 @@ def refuse(module: nn.Module, objective: Objective, batch: Batch) -> None:
         raise NotForEngines("its weights have several types")
     inputs, labels = batch
     module.train()
-    with _kept(module.buffers()), seeds.torch_randomness(0, "trial"):
+    with _kept(module.buffers()), seeds.randomness(0, "trial"):
         drawn = _random_state(inputs)
         first = module(inputs)
         if isinstance(first, Exits):
@@ -70,7 +70,7 @@ def _apart(draw: int, module: nn.Module, other: nn.Module, inputs: Tensor) -> fl
     Infinitely far, where their logits are further apart than that: a kink bends a function and does not break it.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
-    with _kept([*parameters, *module.buffers()]), seeds.torch_randomness(0, "trial", draw), exact_products():
+    with _kept([*parameters, *module.buffers()]), seeds.randomness(0, "trial", draw), exact_products():
         with torch.no_grad():
             for p in parameters:
                 # Norms begin at one and zero, where much looks alike.

@@ -56,7 +56,6 @@ class Slot:
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, Captured] = {}
         """By batch size, the one used last at the end."""
-        plain.module(tier)
         module, learned = plain.new_module(tier).train(), fleet.holdings[tier].learned
         plan = plain.plan(1, fleet.tier_of.index(tier))
         sample = batch(fleet.data, plan, slice(0, 2), "none")
@@ -199,7 +198,7 @@ class Slot:
         if state.momenta is not None:
             state.momenta.zero_()
         others = {n: w for n, w in received.items() if n not in self.layout.places}
-        load_weights(self.raw, {**self.plain.constants[self.tier], **others})
+        load_weights(self.raw, {**self.plain.constants(self.tier), **others})
         if training.masked_loss:
             self.present.copy_(self.fleet.data.present(device))
         self.loss.zero_()
