@@ -15,7 +15,8 @@ from fedhen.faults import fault_of
 from fedhen.params import pack, unpack
 from fedhen.records import KINDS
 from fedhen.rounds import Sent
-from fedhen.runtimes.plain import Learned, PlainDevices
+from fedhen.runtimes.plain import Fleet, Learned, PlainDevices
+from fedhen.shelf import Shelf
 from fedhen.workers import Answer, Job, Workers, shared_vector
 
 
@@ -49,9 +50,19 @@ class ParallelDevices:
         """Worker -> tier -> what its device remembers."""
         self.workers = Workers(self.number, self.work)
 
+    @property
+    def fleet(self) -> Fleet:
+        """The devices' data and tasks."""
+        return self.plain.fleet
+
+    @property
+    def memory(self) -> Shelf:
+        """What each device remembers, if the local variant has a memory."""
+        return self.plain.memory
+
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15; the devices that take longest come first."""
-        fleet, plain = self.plain.fleet, self.plain
+        fleet, plain = self.fleet, self.plain
         for tier in self.tiers:
             self.models[tier].copy_(pack(sent.models[tier]))
             if sent.mean.get(tier):
@@ -103,7 +114,7 @@ class ParallelDevices:
 
     def learn(self, worker: int, job: Job) -> Answer:
         """In a worker: train a device."""
-        device, tier = job["device"], self.plain.fleet.tier_of[job["device"]]
+        device, tier = job["device"], self.fleet.tier_of[job["device"]]
         mean = self.means[tier].clone() if job["mean"] else None
         sent = Sent(
             {tier: unpack(self.models[tier].clone(), self.server[tier])},
@@ -111,7 +122,7 @@ class ParallelDevices:
         )
         memory = unpack(self.memories[worker][tier], self.mean[tier]) if job["memory"] else {}
         try:
-            found = self.plain.learn(job["round"], device, sent, self.plain.fleet.visit(device, sent, memory))
+            found = self.plain.learn(job["round"], device, sent, self.fleet.visit(device, sent, memory))
         except Exception as error:
             return {"failed": fault_of(error)}
         self.learned[worker][tier].copy_(pack(found.weights))
