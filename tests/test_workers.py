@@ -409,7 +409,7 @@ class Net(nn.Module):
 
     def forward(self, x):
         if HOLD and os.getpid() != HERE:
-            print("training", os.getpid(), flush=True)
+            os.write(1, b"training %d\\n" % os.getpid())
             time.sleep(60)
         h = self.body(x).relu()
         return [self.exit(h)] if self.top is None else [self.exit(h), self.top(h)]
@@ -447,9 +447,13 @@ def test_lambdas_on_standard_input_are_trained_in_parallel() -> None:
 def test_however_the_parent_ends_no_process_and_no_shared_memory_is_left(how: signal.Signals) -> None:
     """Its two workers hold in the first round, each has said who it is; then the parent alone is told to end."""
     process = started("HOLD = True\nfedhen.train(family, data, 'fedhen', **settings)\n", start_new_session=True)
-    assert process.stdout is not None
+    assert process.stdout is not None and process.stderr is not None
+    workers = list[int]()
     try:
-        workers = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+        for _ in range(2):
+            said = process.stdout.readline().split()
+            assert said[:1] == ["training"], f"{said}: {process.stderr.read()}"
+            workers.append(int(said[1]))
         assert len({*workers, process.pid}) == 3
         # Shared memory without a name: there is nothing that could be left.
         assert [shared_files(pid) for pid in (*workers, process.pid)] == [{"/dev/zero"}] * 3

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedhen.algorithm.merging import Server, Update
 from fedhen.data.dataset import Data
 from fedhen.fixed_point import FixedPoint
-from fedhen.models.image_layout import fast_convolutions
 from fedhen.models.nesting import load_weights
 from fedhen.params import Weights, pack, unpack
 from fedhen.precision import FULL, Precision, searching
@@ -79,7 +78,7 @@ class Scoring:
         load_weights(module, one.weights)
         self.precision.choose()
         right = torch.zeros(len(one.readings), 2, dtype=torch.int64, device=data.y_test.device)
-        with torch.no_grad(), self.precision.autocast(), searching(data.x_test.is_cuda), fast_convolutions(module):
+        with torch.no_grad(), self.precision.autocast(), searching(data.x_test.is_cuda):
             for number in batches:
                 part = slice(number * self.size, (number + 1) * self.size)
                 logits, labels = module(data.inputs(data.x_test[part])), data.y_test[part]

@@ -84,18 +84,23 @@ class Workers:
     ) -> Iterator[tuple[int, Job, Answer]]:
         """Do the jobs, the first ones first; yields (worker, job, answer) in the order in which the answers come.
 
-        `hand(worker, job)` is called before a worker gets the job. A worker gets its next job when the next answer is
-        asked for, so that until then what it left in shared memory stays. If a worker dies, another one does its job; a
-        job on which two have died is answered with {"failed": why}.
+        `hand(worker, job)` is called before a worker gets the job. A worker that has answered gets its next job before
+        the answer is yielded, and its next but one after: what a job leaves in shared memory stays until then if jobs
+        take turns with two places for it. If a worker dies, another one does its job; a job on which two have died is
+        answered with {"failed": why}.
         """
         waiting, deaths = deque((job, 0) for job in jobs), dict[int, int]()
+
+        def deal() -> None:
+            for index in range(self.number):
+                if waiting and (index not in self.alive or self.alive[index].job is None):
+                    job, deaths[index] = waiting.popleft()
+                    hand(index, job)
+                    self._give(index, job)
+
         try:
             while waiting or any(worker.job is not None for worker in self.alive.values()):
-                for index in range(self.number):
-                    if waiting and (index not in self.alive or self.alive[index].job is None):
-                        job, deaths[index] = waiting.popleft()
-                        hand(index, job)
-                        self._give(index, job)
+                deal()
                 busy = {worker.link: index for index, worker in self.alive.items() if worker.job is not None}
                 for link in wait(list(busy)):
                     index = busy[link]  # type: ignore[index]
@@ -110,6 +115,7 @@ class Workers:
                             waiting.appendleft((job, deaths[index] + 1))
                             continue
                         answer = {"failed": f"its worker process died {TRIES} times, {why}"}
+                    deal()
                     yield index, job, answer
         finally:
             # Whoever does not wait for the rest does not want it.

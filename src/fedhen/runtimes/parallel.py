@@ -44,8 +44,9 @@ class ParallelDevices:
         self.means = {tier: shared_vector(vector) for tier, vector in means.items()}
         self.scored = [{tier: shared_vector(vector) for tier, vector in models.items()} for _ in KINDS]
         """The models that are scored."""
-        self.learned = [{tier: shared_vector(vector) for tier, vector in models.items()} for _ in room]
-        """Worker -> tier -> what its device has learned."""
+        self.learned = [[{t: shared_vector(vector) for t, vector in models.items()} for _ in (0, 1)] for _ in room]
+        """Worker -> place -> tier -> what its device has learned: one is read while the next is written."""
+        self.place = [0] * self.number
         self.memories = [{tier: shared_vector(vector) for tier, vector in means.items()} for _ in room]
         """Worker -> tier -> what its device remembers."""
         self.workers = Workers(self.number, self.work)
@@ -70,7 +71,8 @@ class ParallelDevices:
 
         def hand(worker: int, job: Job) -> None:
             tier, memory = fleet.tier_of[job["device"]], plain.visit(job["device"], sent).memory
-            job |= {"memory": bool(memory), "mean": bool(sent.mean.get(tier))}
+            self.place[worker] = 1 - self.place[worker]
+            job |= {"memory": bool(memory), "mean": bool(sent.mean.get(tier)), "place": self.place[worker]}
             if memory:
                 self.memories[worker][tier].copy_(pack(memory))
 
@@ -79,7 +81,7 @@ class ParallelDevices:
         for worker, job, answer in self.workers.each(jobs, hand):
             device, tier = job["device"], fleet.tier_of[job["device"]]
             if "loss" in answer:
-                weights = unpack(self.learned[worker][tier].clone(), self.server[tier])
+                weights = unpack(self.learned[worker][job["place"]][tier].clone(), self.server[tier])
                 yield plain.attempt(round_number, device, sent, Learned(weights, answer["loss"], answer["steps"]))
             elif "failed" in answer:
                 yield Failure(device, answer["failed"])
@@ -125,7 +127,7 @@ class ParallelDevices:
             found = self.plain.learn(job["round"], device, sent, self.fleet.visit(device, sent, memory))
         except Exception as error:
             return {"failed": fault_of(error)}
-        self.learned[worker][tier].copy_(pack(found.weights))
+        self.learned[worker][job["place"]][tier].copy_(pack(found.weights))
         return {"loss": found.loss, "steps": found.steps}
 
     def score_part(self, job: Job) -> Answer:
