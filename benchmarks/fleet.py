@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from fedhen.config import Config
-from fedhen.fleet.folder import of_nodes
-from fedhen.fleet.trial import Trial
-from fedhen.recipes import recipe_named
+from fedhen.config.recipes import recipe_named
+from fedhen.config.settings import Config
+from fedhen.fleet.local_fleet import Trial
+from fedhen.fleet.project import of_nodes
 
 NODES = {"simple": 2, "complex": 2}
 IMAGES = 8

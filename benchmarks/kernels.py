@@ -15,12 +15,12 @@ from collections.abc import Callable
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedhen.assembly import assemble
-from fedhen.bench import Ask, load, with_runtime
-from fedhen.experiment import Experiment
-from fedhen.recipes import recipe_named
-from fedhen.rounds import Sent
-from fedhen.runtimes.gpu.graphs import GraphDevices
+from fedhen.algorithm.rounds import Sent
+from fedhen.benchmark import Ask, load, with_runtime
+from fedhen.config.recipes import recipe_named
+from fedhen.engines.cuda.graphs import GraphDevices
+from fedhen.experiment.build import assemble
+from fedhen.experiment.experiment import Experiment
 
 CLASSES = {
     "update": r"multi_tensor|_update|_squares|_clip",

@@ -30,10 +30,10 @@ def measured(options: argparse.Namespace, devices: int, workers: int) -> dict[st
     import torch
 
     from fedhen import seeds
-    from fedhen.assembly import assemble
+    from fedhen.config.recipes import recipe_named
     from fedhen.data import sources
     from fedhen.data.storage import data_root
-    from fedhen.recipes import recipe_named
+    from fedhen.experiment.build import assemble
 
     recipe = recipe_named(options.recipe)
     config = replace(

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
 
-from fedhen.recipes import recipe_named
-from fedhen.records import Run, read_run
+from fedhen.config.recipes import recipe_named
 from fedhen.reports import rounds_to_target
+from fedhen.runs.reader import Run, read_run
 
 TARGET = 85.0
 METHODS: dict[str, list[str]] = {

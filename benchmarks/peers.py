@@ -230,9 +230,9 @@ def play_flower() -> None:
 def play_fedhen() -> None:
     """fedhen with a single tier, as it comes."""
     import fedhen
-    from fedhen.assembly import assemble
-    from fedhen.config import OWN, Config
-    from fedhen.schema import from_mapping
+    from fedhen.config.settings import OWN, Config
+    from fedhen.config.validation import from_mapping
+    from fedhen.experiment.build import assemble
 
     turns, (x, y) = Turns(), images()
     training = {"epochs": 1, "batch_size": BATCH, "lr": LR, "weight_decay": 0.0, "clip": 1e9}
@@ -349,9 +349,9 @@ class Side:
 
 def tasks(rounds: int) -> list[dict[str, Any]]:
     """The rounds: who is active, and in the first one the order in which fedhen will visit the images."""
-    from fedhen.config import DevicesConfig
+    from fedhen.algorithm.sampling import sampling
+    from fedhen.config.settings import DevicesConfig
     from fedhen.data.batches import visits
-    from fedhen.rounds import sampling
 
     def order(device: int) -> list[int]:
         found: list[int] = visits(np.arange(IMAGES), 1, BATCH, False, (SEED, 1, device)).examples.tolist()

@@ -30,9 +30,9 @@ def recipe(name: str, *changes: str, method: str = "fedhen") -> Callable[[], Any
 
     def load() -> Any:
         from fedhen.algorithm.methods import method_named
-        from fedhen.recipes import recipe_named
-        from fedhen.schema import from_mapping
-        from fedhen.toml import with_settings
+        from fedhen.config.recipes import recipe_named
+        from fedhen.config.toml import with_settings
+        from fedhen.config.validation import from_mapping
 
         chosen = method_named(method)
         base = recipe_named(name)
@@ -50,7 +50,7 @@ def own(kind: str, **settings: Any) -> Callable[[], Any]:
         from torch import nn
 
         import fedhen
-        from fedhen.schema import from_mapping
+        from fedhen.config.validation import from_mapping
 
         torch.manual_seed(0)
         family, data = {"mlp": mlp, "lstm": lstm, "transformer": transformer}[kind](torch, nn, fedhen)
@@ -155,8 +155,8 @@ def side(options: argparse.Namespace) -> None:
     """One side: warm up, then play a turn for every line of standard input, and say how long a round took."""
     import torch
 
-    from fedhen.assembly import assemble
-    from fedhen.toml import with_settings
+    from fedhen.config.toml import with_settings
+    from fedhen.experiment.build import assemble
 
     began = time.perf_counter()
     config, family, data = WORK[options.side]()

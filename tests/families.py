@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhen import Data, Family, per_device
-from fedhen.algorithm.merging import Reply, Update
+from fedhen.algorithm.updates import Reply, Update
 
 
 def came_back(replies: Iterable[Reply]) -> list[Update]:

@@ -20,10 +20,10 @@ import fedhen
 from families import texts, two_exits, words
 from fedhen.cli import main
 from fedhen.cli.stopping import stoppable
+from fedhen.distributed import process_group
+from fedhen.distributed.communicator import RankLost
 from fedhen.errors import UserError
 from fedhen.params import Average
-from fedhen.ranks import RankLost
-from fedhen.runtimes import process_group
 
 RANK = int(os.environ.get("RANK", "0"))
 

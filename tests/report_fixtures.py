@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhen.records import Run
+from fedhen.runs.reader import Run
 
 Curves = Mapping[str, Sequence[float | None]]
 """Tier -> the accuracy of each round, None where a round was not evaluated."""

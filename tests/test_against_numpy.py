@@ -8,11 +8,11 @@ import torch
 
 import numpy_reference as reference
 from families import two_exits
-from fedhen import schema
-from fedhen.assembly import assemble
+from fedhen.config import validation
 from fedhen.data.batches import visits
 from fedhen.data.dataset import Data
-from fedhen.experiment import Experiment
+from fedhen.experiment.build import assemble
+from fedhen.experiment.experiment import Experiment
 
 INPUTS, CLASSES, DEVICES, ROUNDS = 6, 3, 6, 12
 TIER_OF = ["simple"] * 3 + ["complex"] * 3
@@ -41,7 +41,7 @@ def experiment(method: str, data: Data, **training: float) -> Experiment:
         "training": {"epochs": 3, "batch_size": 4, "lr": 0.2, "weight_decay": 0.01, "clip": 1.0, **training},
         "evaluation": {"every": 1},
     }
-    return assemble(schema.from_mapping(settings), data=data, family=two_exits(INPUTS, CLASSES), accelerator="cpu")
+    return assemble(validation.from_mapping(settings), data=data, family=two_exits(INPUTS, CLASSES), accelerator="cpu")
 
 
 def expected_rounds(run: Experiment, data: Data, active: list[list[int]]) -> list[reference.Round]:

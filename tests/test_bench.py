@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from fedhen.assembly import assemble
-from fedhen.bench import Loop, operations
+from fedhen.benchmark import Loop, operations
 from fedhen.cli import main
-from fedhen.recipes import recipe_named
-from fedhen.toml import with_settings
+from fedhen.config.recipes import recipe_named
+from fedhen.config.toml import with_settings
+from fedhen.experiment.build import assemble
 
 
 def test_operations_are_those_of_the_layers() -> None:

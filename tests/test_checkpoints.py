@@ -19,16 +19,18 @@ import torch
 
 import fedhen
 from families import two_exits
-from fedhen import checkpoints, state, toml
-from fedhen.assembly import assemble
-from fedhen.checkpoints import Damaged, Entry, Kind, kind_of
 from fedhen.cli import main
-from fedhen.config import Config, TrainingConfig
+from fedhen.config import toml
+from fedhen.config.settings import Config, TrainingConfig
 from fedhen.errors import Stopped, UserError
-from fedhen.experiment import Experiment, one_pass_each
-from fedhen.model_files import model_path
-from fedhen.playing import Abandoned, Stop, play_into
-from fedhen.resuming import How, check_same, settings_of
+from fedhen.experiment import checkpoint_files, checkpoint_state
+from fedhen.experiment.build import assemble
+from fedhen.experiment.checkpoint_files import Damaged, Entry, Kind, kind_of
+from fedhen.experiment.experiment import Experiment, one_pass_each
+from fedhen.experiment.resume import How, check_same, settings_of
+from fedhen.experiment.runner import play_into
+from fedhen.interrupts import Abandoned, Stop
+from fedhen.models.model_files import model_path
 from kills import content, same
 
 RESUME = How(resume=True)
@@ -73,7 +75,7 @@ def unfinished(folder: Path) -> Path:
 
     with pytest.raises(Crash):
         train(folder, activate=activate)
-    assert checkpoints.numbers(folder / "checkpoints") == [6, 4]
+    assert checkpoint_files.numbers(folder / "checkpoints") == [6, 4]
     return folder
 
 
@@ -118,8 +120,8 @@ def test_what_tiers_share_they_share_again(tmp_path: Path) -> None:
     """One tensor in the file, one in memory: the passes that score the models stay as few."""
     train(tmp_path / "run")
     before, after = again(tmp_path / "run"), again(tmp_path / "run")
-    saved = checkpoints.read(tmp_path / "run" / "checkpoints", 8)
-    after.restore(state.restore(saved, state.check(saved, after.state()), after.state()))
+    saved = checkpoint_files.read(tmp_path / "run" / "checkpoints", 8)
+    after.restore(checkpoint_state.restore(saved, checkpoint_state.check(saved, after.state()), after.state()))
     shared = [name for name in after.server["simple"] if after.server["simple"][name] is after.server["complex"][name]]
     assert shared == list(after.server["simple"]) and after.played == 8
     assert one_pass_each(after.server, after.family) == one_pass_each(before.server, before.family)
@@ -135,7 +137,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     header = 8 + int.from_bytes(tensors.read_bytes()[:8], "little")
     rng = random.Random(0)
     wanted = [(manifest, 0, manifest.stat().st_size), (tensors, 0, header), (tensors, header, tensors.stat().st_size)]
-    assert checkpoints.read(place, 2).round == 2
+    assert checkpoint_files.read(place, 2).round == 2
     for path, begin, end in wanted:
         right = path.read_bytes()
         for position in [begin, end - 1, *(rng.randrange(begin, end) for _ in range(198))]:
@@ -143,16 +145,16 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
             wrong[position] ^= 1 << rng.randrange(8)
             path.write_bytes(wrong)
             with pytest.raises(Damaged):
-                checkpoints.read(place, 2)
+                checkpoint_files.read(place, 2)
         for length in (0, 1, len(right) // 2, len(right) - 1):
             path.write_bytes(right[:length])
             with pytest.raises(Damaged):
-                checkpoints.read(place, 2)
+                checkpoint_files.read(place, 2)
         path.write_bytes(right + b" ")
         with pytest.raises(Damaged):
-            checkpoints.read(place, 2)
+            checkpoint_files.read(place, 2)
         path.write_bytes(right)
-    assert checkpoints.read(place, 2).round == 2
+    assert checkpoint_files.read(place, 2).round == 2
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "no rounds", "an odd round"])
@@ -232,17 +234,17 @@ def test_a_checkpoint_from_before_a_setting_was_there_can_be_used() -> None:
         check_same(Config(training=TrainingConfig(lr_warmup=5)), older, "it")
 
 
-def forged(folder: Path, change: Callable[[dict[str, Any], list[Entry]], None]) -> checkpoints.Saved:
+def forged(folder: Path, change: Callable[[dict[str, Any], list[Entry]], None]) -> checkpoint_files.Saved:
     """A checkpoint with right checksums and something else in it."""
-    saved = checkpoints.read(folder / "checkpoints", 6)
+    saved = checkpoint_files.read(folder / "checkpoints", 6)
     about = json.loads(json.dumps({k: v for k, v in saved.manifest.items() if k not in ("check", "round")}))
     tensors = {name: saved.tensor(name) for name in saved.kinds()}
     entries = [Entry(name, kind_of(tensor), partial(tensors.__getitem__, name)) for name, tensor in tensors.items()]
     change(about, entries)
     for key in ("format", "bytes", "sha256"):
         about.pop(key)
-    checkpoints.write(folder / "checkpoints", 6, entries, about)
-    return checkpoints.read(folder / "checkpoints", 6)
+    checkpoint_files.write(folder / "checkpoints", 6, entries, about)
+    return checkpoint_files.read(folder / "checkpoints", 6)
 
 
 def swapped(name: str, tensor: torch.Tensor) -> Callable[[dict[str, Any], list[Entry]], None]:
@@ -305,12 +307,12 @@ def test_pickles_and_monstrous_headers_are_not_read(tmp_path: Path) -> None:
     huge = json.dumps({"server.0": {"dtype": "F32", "shape": [2**60], "data_offsets": [0, 2**62]}}).encode()
     for bad in (pickle.dumps({"server.0": 1}), (2**62).to_bytes(8, "little"), len(huge).to_bytes(8, "little") + huge):
         (place / "round-000006.safetensors").write_bytes(bad)
-        manifest = dict(checkpoints.read(place, 4).manifest)
+        manifest = dict(checkpoint_files.read(place, 4).manifest)
         manifest.pop("check")
         manifest |= {"round": 6, "bytes": len(bad), "sha256": hashlib.sha256(bad).hexdigest()}
-        (place / "round-000006.json").write_bytes(checkpoints._rendered(manifest))
+        (place / "round-000006.json").write_bytes(checkpoint_files._rendered(manifest))
         with pytest.raises(Damaged):
-            state.check(checkpoints.read(place, 6), again(folder).state())
+            checkpoint_state.check(checkpoint_files.read(place, 6), again(folder).state())
 
 
 def test_a_disk_that_cannot_be_written_does_not_end_the_run(whole: Path, tmp_path: Path) -> None:
@@ -333,7 +335,7 @@ def test_the_folder_is_held_while_a_checkpoint_is_written(whole: Path, tmp_path:
     with pytest.raises(KeyboardInterrupt):
         steps.throw(KeyboardInterrupt)  # type: ignore[attr-defined]
     assert [thread.name for thread in threading.enumerate() if thread.name == "checkpoint"] == []
-    assert checkpoints.numbers(tmp_path / "run" / "checkpoints") == [2]
+    assert checkpoint_files.numbers(tmp_path / "run" / "checkpoints") == [2]
 
 
 def test_who_stops_on_a_full_disk_is_told_what_is_saved(whole: Path, tmp_path: Path) -> None:
@@ -373,7 +375,7 @@ def test_a_round_can_be_taken_back_wherever_it_is_left(tmp_path: Path) -> None:
     experiment.scores = interrupted  # type: ignore[method-assign]
     with pytest.raises(Stopped, match="stopped after round 5; go on with"):
         list(play_into(tmp_path / "cut", experiment, stop=stop))
-    assert checkpoints.numbers(tmp_path / "cut" / "checkpoints") == [5, 4]
+    assert checkpoint_files.numbers(tmp_path / "cut" / "checkpoints") == [5, 4]
     list(play_into(tmp_path / "cut", again(tmp_path / "whole"), RESUME))
     assert same(tmp_path / "whole", tmp_path / "cut") and (tmp_path / "cut" / "config.toml").read_text() == config
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedhen.assembly import Assembler, assemble
 from fedhen.cli import main
+from fedhen.config.recipes import centralised, recipe_named
+from fedhen.config.toml import with_settings
 from fedhen.data import cifar
 from fedhen.data.published import CIFAR10, CIFAR100, PUBLISHED, Files
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
-from fedhen.recipes import centralised, recipe_named
-from fedhen.records import read_run
-from fedhen.toml import with_settings
+from fedhen.experiment.build import Assembler, assemble
+from fedhen.runs.reader import read_run
 
 NARROW = ["model.widths=[8, 8, 16, 16]", "model.blocks=[1, 1, 1, 1]", "devices.number=10", "devices.active=4"]
 
@@ -147,9 +147,9 @@ def test_centralised_is_the_same_loop_with_one_device(root: Path) -> None:
 
 def test_the_papers_centralised_sizes() -> None:
     """695,371 parameters for the simple model, and 11,171,146 for the complex one, which carries no exit."""
-    from fedhen.algorithm.holdings import holdings
     from fedhen.algorithm.methods import FEDAVG
-    from fedhen.assembly import family_named
+    from fedhen.algorithm.ownership import holdings
+    from fedhen.models.registry import family_named
 
     family = family_named(recipe_named("cifar10-iid"), (3, 32, 32), 10)
     batch = torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedhen.cli import main
-from fedhen.records import read_run
+from fedhen.runs.reader import read_run
 
 TINY = [
     "--set",

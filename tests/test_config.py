@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhen import toml
-from fedhen.config import Config
+from fedhen.config import toml
+from fedhen.config.recipes import RECIPES, config_file, recipe_named
+from fedhen.config.settings import Config
+from fedhen.config.validation import from_mapping, settings
 from fedhen.errors import UserError
-from fedhen.recipes import RECIPES, config_file, recipe_named
-from fedhen.schema import from_mapping, settings
 
 
 @pytest.mark.parametrize("name", RECIPES)

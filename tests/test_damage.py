@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 import fedhen
 from fedhen.cli import main
 from fedhen.errors import UserError
-from fedhen.records import read_run, recorded_lines
 from fedhen.reports import write_report
+from fedhen.runs.reader import read_run
+from fedhen.runs.writer import recorded_lines
 from report_fixtures import make_run, write_folder
 from test_cli import NARROW, TINY, refused
 
@@ -181,7 +182,7 @@ def test_any_change_of_any_byte_is_one_line_or_a_report(data: st.DataObject) -> 
             assert "\n" not in str(error)
             return
         from fedhen.reports.comparison import compare, warnings
-        from fedhen.reports.table import to_text
+        from fedhen.reports.rendering import to_text
         from fedhen.reports.tables import make_tables
         from fedhen.reports.targets import choose_targets
 
@@ -387,10 +388,10 @@ def test_any_change_of_an_archive_is_one_line_or_data(content: bytes, at: int, c
         path = archive(Path(place) / "data.npz")
         whole = path.read_bytes()
         path.write_bytes(whole[:at] + content + whole[at + cut :])
-        from fedhen.data import own
+        from fedhen.data import image_folder
 
         try:
-            data = own.read(path)
+            data = image_folder.read(path)
         except UserError as error:
             assert "\n" not in str(error)
         else:

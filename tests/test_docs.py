@@ -20,8 +20,8 @@ import fedhen
 from families import texts, words
 from fedhen.cli import main
 from fedhen.cli.main import parser
-from fedhen.config import Config
-from fedhen.schema import hints, settings
+from fedhen.config.settings import Config
+from fedhen.config.validation import hints, settings
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -130,8 +130,8 @@ def test_every_record_key_is_in_the_table_and_no_other(tmp_path: Path) -> None:
 
 def test_the_tutorial_has_the_commands_that_fleet_init_prints() -> None:
     """test_fleet_processes.py runs them as they are printed."""
-    from fedhen.fleet.folder import Folder
-    from fedhen.fleet.founding import instructions
+    from fedhen.fleet.project import Folder
+    from fedhen.fleet.scaffold import instructions
 
     printed = instructions(Folder(Path("my-fleet"), "127.0.0.1:8000"), {"simple": 1, "complex": 1})
     told = section((ROOT / "docs" / "fleet.md").read_text(), "instructions")

@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 import fedhen
 from families import came_back, texts, two_exits, words
-from fedhen.algorithm.merging import Failure
-from fedhen.assembly import assemble
+from fedhen.algorithm.failures import LONGEST
+from fedhen.algorithm.rounds import Sent
+from fedhen.algorithm.updates import Failure
 from fedhen.cli import main
+from fedhen.config.validation import from_mapping
 from fedhen.errors import UserError
-from fedhen.experiment import Experiment
-from fedhen.faults import LONGEST, OUT_OF_MEMORY
-from fedhen.records import read_run
-from fedhen.rounds import Sent
-from fedhen.schema import from_mapping
+from fedhen.experiment.build import assemble
+from fedhen.experiment.experiment import Experiment
+from fedhen.hardware.memory import OUT_OF_MEMORY
+from fedhen.runs.reader import read_run
 from test_cli import NARROW, TINY
 
 UNKNOWN = "IndexError: index out of range in self"

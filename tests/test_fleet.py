@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
-from fedhen import toml
 from fedhen.algorithm.methods import METHODS
-from fedhen.assembly import assemble, tiers_of
 from fedhen.cli.options import LOCALS, for_method
-from fedhen.config import Config
+from fedhen.config import toml
+from fedhen.config.recipes import recipe_named
+from fedhen.config.settings import Config
+from fedhen.devices.population import tiers_of
+from fedhen.experiment.build import assemble
+from fedhen.experiment.runner import play_into
 from fedhen.fleet.app import recipe_app
-from fedhen.fleet.folder import Folder
-from fedhen.fleet.founding import found
+from fedhen.fleet.project import Folder
+from fedhen.fleet.scaffold import found
 from fedhen.fleet.server import Job, play
-from fedhen.playing import play_into
-from fedhen.recipes import recipe_named
 from inside import grid
 
 SMALL = [

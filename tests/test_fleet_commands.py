@@ -18,16 +18,18 @@ from typing import Any
 
 import pytest
 
-from fedhen import salvage, toml
 from fedhen.cli import main
+from fedhen.config import toml
+from fedhen.config.recipes import recipe_named
 from fedhen.errors import UserError
-from fedhen.fleet import following
-from fedhen.fleet.folder import Folder, run_line
-from fedhen.fleet.link import Link
+from fedhen.fileio import untrusted
+from fedhen.fleet import follow
+from fedhen.fleet.local_fleet import free_port
 from fedhen.fleet.processes import Processes, marked
-from fedhen.fleet.trial import free_port
-from fedhen.recipes import recipe_named
-from fedhen.records import ROUNDS, TIMING, Recorder
+from fedhen.fleet.project import Folder, run_line
+from fedhen.fleet.superlink import Link
+from fedhen.runs.layout import ROUNDS, TIMING
+from fedhen.runs.writer import Recorder
 from kills import wait_for
 
 STARTING = """
@@ -199,10 +201,10 @@ def test_rounds_added_to_a_finished_run_are_followed(
         return reading
 
     record(1)
-    monkeypatch.setattr(following, "LOOK", 0.0)
+    monkeypatch.setattr(follow, "LOOK", 0.0)
     for name in ("json_lines", "json_object"):
-        monkeypatch.setattr(salvage, name, with_the_server_before(getattr(salvage, name)))
-    rounds = following.follow(Link(fleet, Processes(tmp_path / "logs")), "1", run, after=1, planned=2)
+        monkeypatch.setattr(untrusted, name, with_the_server_before(getattr(untrusted, name)))
+    rounds = follow.follow(Link(fleet, Processes(tmp_path / "logs")), "1", run, after=1, planned=2)
     assert [record["round"] for record, _ in rounds] == [2]
 
 
@@ -210,18 +212,18 @@ def test_rounds_added_to_a_finished_run_are_followed(
 def test_only_rounds_that_are_whole_and_in_order_count(rest: bytes, tmp_path: Path) -> None:
     for name in (ROUNDS, TIMING):
         (tmp_path / name).write_bytes(b'{"round": 1}\n' + rest)
-    assert following.recorded(tmp_path) == [({"round": 1}, {"round": 1})] and following.last(tmp_path) == 1
-    assert following.recorded(tmp_path, after=1) == []
+    assert follow.recorded(tmp_path) == [({"round": 1}, {"round": 1})] and follow.last(tmp_path) == 1
+    assert follow.recorded(tmp_path, after=1) == []
     (tmp_path / TIMING).unlink()
-    assert following.recorded(tmp_path) == [] and following.last(tmp_path) == 0
+    assert follow.recorded(tmp_path) == [] and follow.last(tmp_path) == 0
 
 
 def test_rounds_are_followed_whose_timings_have_a_gap(tmp_path: Path) -> None:
     """A damaged line was cut off with those after it, and the run has gone on."""
     (tmp_path / ROUNDS).write_text("".join(f'{{"round": {number}}}\n' for number in range(1, 8)))
     (tmp_path / TIMING).write_text("".join(f'{{"round": {number}}}\n' for number in (1, 2, 6)))
-    assert [record["round"] for record, _ in following.recorded(tmp_path, after=2)] == [6]
-    assert following.last(tmp_path) == 6
+    assert [record["round"] for record, _ in follow.recorded(tmp_path, after=2)] == [6]
+    assert follow.last(tmp_path) == 6
 
 
 FLWR = """\
@@ -247,7 +249,7 @@ def test_how_a_run_ends_is_asked_of_flower(
     status: str, log: str, more: str, end: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the server is on another machine there is no other sign of it."""
-    monkeypatch.setattr(following, "ASK", 0.0)
+    monkeypatch.setattr(follow, "ASK", 0.0)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "flwr").write_text(FLWR.format(tmp_path))
     (tmp_path / "flwr").chmod(0o755)
@@ -255,14 +257,14 @@ def test_how_a_run_ends_is_asked_of_flower(
     for name, text in (("log", log), ("more", more), (ROUNDS, '{"round": 1}\n'), (TIMING, '{"round": 1}\n')):
         (tmp_path / name).write_text(text)
     link = Link(Folder(tmp_path, "127.0.0.1:1", secure=False), Processes(tmp_path / "logs"))
-    rounds = following.follow(link, "1", tmp_path, after=1, planned=9, go_on="LINE")
+    rounds = follow.follow(link, "1", tmp_path, after=1, planned=9, go_on="LINE")
     if end is None:
         assert [record for record, _ in rounds] == [json.loads(line) for line in more.splitlines()]
     else:
         with pytest.raises(UserError) as told:
             list(rounds)
         assert str(told.value) == f"the run {end}"
-    nothing = following.ended(f"finished:{status}", tmp_path / "none", "", "LINE")
+    nothing = follow.ended(f"finished:{status}", tmp_path / "none", "", "LINE")
     assert nothing == f"the run has ended ({status})", "before its first round there is nothing to go on with"
 
 
@@ -285,7 +287,7 @@ def test_another_service_on_the_port_is_no_superlink(answer: bytes, tmp_path: Pa
 
 def test_a_superlink_that_is_gone_ends_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few questions: one that starts again is waited for."""
-    monkeypatch.setattr(following, "ASK", 0.0)
+    monkeypatch.setattr(follow, "ASK", 0.0)
     fleet, run = Folder(tmp_path / "fleet", f"127.0.0.1:{free_port()}", secure=False), tmp_path / "run"
     fleet.write_app(recipe_named("digits"))
     run.mkdir()
@@ -295,5 +297,5 @@ def test_a_superlink_that_is_gone_ends_with_how_to_go_on(tmp_path: Path, monkeyp
     line = f"fedhen fleet run {tmp_path}/fleet --resume {tmp_path}/run"
     for go_on, end in ((run_line(fleet.path, run), f", go on with: {line}"), ("", f" in {run}")):
         with pytest.raises(UserError, match="does not answer") as told:
-            [*following.follow(link, "1", run, 1, 2, go_on)]
+            [*follow.follow(link, "1", run, 1, 2, go_on)]
         assert str(told.value).endswith(f"1 rounds are saved{end}")

@@ -16,19 +16,20 @@ from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhen import checkpoints
-from fedhen.assembly import assemble, tiers_of
 from fedhen.cli.options import LOCALS
-from fedhen.config import Config
+from fedhen.config.settings import Config
+from fedhen.devices.population import tiers_of
 from fedhen.errors import UserError
-from fedhen.fleet import wire
+from fedhen.experiment import checkpoint_files
+from fedhen.experiment.build import assemble
+from fedhen.experiment.runner import play_into
+from fedhen.fleet import protocol
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
-from fedhen.fleet.memories import MemoryFiles
+from fedhen.fleet.client_state import MemoryFiles
+from fedhen.fleet.protocol import Malformed
 from fedhen.fleet.server import Job, play
-from fedhen.fleet.wire import Malformed
-from fedhen.playing import play_into
-from fedhen.records import read_run
+from fedhen.runs.reader import read_run
 from inside import InsideGrid, InsideNode, grid
 from spoiling import (
     Spoil,
@@ -234,7 +235,7 @@ def test_a_server_that_goes_back_takes_its_nodes_along(local: str, tmp_path: Pat
     for _ in range(3):
         next(steps)
     steps.close()
-    for path in (run / checkpoints.FOLDER).glob("round-000003.*"):
+    for path in (run / checkpoint_files.FOLDER).glob("round-000003.*"):
         path.unlink()
     back = InsideGrid({5000 + 11 * number: node for number, node in enumerate(inside.nodes.values())})
     played(back, chosen, run, resume=True)
@@ -363,18 +364,18 @@ LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.float64), "c": 
 
 def test_weights_travel_as_they_are() -> None:
     sent = {"b": torch.tensor(2.5, dtype=torch.float64), "a": torch.randn(2, 3), "c": torch.zeros(0, 4)}
-    back = wire.unpack(wire.pack(sent), LIKE)
+    back = protocol.unpack(protocol.pack(sent), LIKE)
     assert [*back] == [*LIKE] and all(torch.equal(back[name], sent[name]) for name in LIKE)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 255), st.integers(0, 40))
 def test_bytes_that_were_changed_are_refused_or_have_the_right_shapes(place: int, byte: int, cut: int) -> None:
-    data = bytearray(wire.pack(LIKE)["weights"].data)
+    data = bytearray(protocol.pack(LIKE)["weights"].data)
     data[place % len(data)] = byte
     data = data[: len(data) - cut]
     record = ArrayRecord({"weights": Array("uint8", (len(data),), "safetensors", bytes(data))})
     try:
-        found = wire.unpack(record, LIKE)
+        found = protocol.unpack(record, LIKE)
     except Malformed as error:
         assert str(error).isprintable()
         return

@@ -18,17 +18,17 @@ from pathlib import Path
 
 import pytest
 
-from fedhen import toml
-from fedhen.assembly import assemble
-from fedhen.config import Config
+from fedhen.config import toml
+from fedhen.config.recipes import recipe_named
+from fedhen.config.settings import Config
 from fedhen.errors import UserError
-from fedhen.fleet.folder import CONNECTION, Folder, of_nodes, opened
-from fedhen.fleet.link import Link
+from fedhen.experiment.build import assemble
+from fedhen.experiment.runner import play_into
+from fedhen.fleet.local_fleet import SUPERLINK, Trial, free_port
 from fedhen.fleet.processes import MARK, Processes, marked
-from fedhen.fleet.trial import SUPERLINK, Trial, free_port
-from fedhen.playing import play_into
-from fedhen.recipes import recipe_named
-from fedhen.records import read_run
+from fedhen.fleet.project import CONNECTION, Folder, of_nodes, opened
+from fedhen.fleet.superlink import Link
+from fedhen.runs.reader import read_run
 from kills import descendants, kill_tree, wait_for
 from test_fleet_faults import same_models, with_only
 

@@ -14,7 +14,9 @@ import pytest
 
 from fedhen.cli import main
 from fedhen.errors import UserError
-from fedhen.records import FLEET, read_run, writing
+from fedhen.runs.layout import FLEET
+from fedhen.runs.reader import read_run
+from fedhen.runs.writer import writing
 from test_cli import NARROW, TINY
 
 RUN = ["run", "digits", "--rounds", "30", *TINY, *NARROW, "--out"]

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from fedhen.cli import main
 from fedhen.cli.main import parser
+from fedhen.config.recipes import RECIPES
+from fedhen.config.toml import read_toml, to_toml, with_settings
+from fedhen.config.validation import settings as every_setting
 from fedhen.errors import UserError
-from fedhen.recipes import RECIPES
-from fedhen.schema import settings as every_setting
-from fedhen.toml import read_toml, to_toml, with_settings
 
 NOWHERE = ["--set", "data.name=./nowhere.npz"]
 EXAMPLES = settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])

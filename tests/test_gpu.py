@@ -15,18 +15,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from families import two_exits
-from fedhen import Family, schema, toml
-from fedhen.assembly import assemble, family_named
+from fedhen import Family
+from fedhen.config import toml, validation
+from fedhen.config.recipes import recipe_named
 from fedhen.data.batches import batch, visits
 from fedhen.data.dataset import Data, Normalisation
+from fedhen.engines.cuda.graphs import GraphDevices
 from fedhen.errors import UserError
-from fedhen.evaluation import LastModels
-from fedhen.experiment import Experiment
+from fedhen.experiment.build import assemble
+from fedhen.experiment.experiment import Experiment
+from fedhen.experiment.reported_models import LastModels
+from fedhen.experiment.resume import NEW, How
+from fedhen.experiment.runner import play_into
+from fedhen.models.registry import family_named
 from fedhen.params import Weights
-from fedhen.playing import play_into
-from fedhen.recipes import recipe_named
-from fedhen.resuming import NEW, How
-from fedhen.runtimes.gpu.graphs import GraphDevices
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,7 +63,7 @@ def numbers(
     data = Data(x[:80], y[:80], x[80:], y[80:], 3)
     double = two_exits()
     family = Family({tier: partial(lambda tier: double.build(tier).to(dtype), tier) for tier in double.tiers})
-    return assemble(schema.from_mapping(chosen), data=data, family=family, accelerator=accelerator)
+    return assemble(validation.from_mapping(chosen), data=data, family=family, accelerator=accelerator)
 
 
 def digits(*settings: str, recipe: str = "digits") -> Experiment:

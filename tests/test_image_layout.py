@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedhen.hardware.precision import FULL, Precision
 from fedhen.models.image_layout import image_layout, is_faster_with_channels_last
-from fedhen.precision import FULL, Precision
 
 BF16 = Precision("bf16", "cpu")
 

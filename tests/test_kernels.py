@@ -31,7 +31,7 @@ def _seeded() -> None:
 @pytest.mark.parametrize("shape", [(3, 16, 8, 8), (2, 12, 5, 7), (2, 64, 32, 32), (1, 6, 1, 1)])
 @pytest.mark.parametrize("adds", [False, True])
 def test_norm_and_relu(shape: tuple[int, ...], adds: bool) -> None:
-    from fedhen.runtimes.gpu.norms import _NormRelu
+    from fedhen.engines.cuda.norms import _NormRelu
 
     x, other = (images(*shape).mul_(2).add_(1).requires_grad_() for _ in range(2))
     weight, bias = (torch.randn(shape[1], device=WHERE, requires_grad=True) for _ in range(2))
@@ -54,7 +54,7 @@ def test_norm_and_relu(shape: tuple[int, ...], adds: bool) -> None:
 @pytest.mark.parametrize(("size", "kernel"), [(8, 4), (6, 3), (16, 16)])
 def test_mix_pooling(size: int, kernel: int) -> None:
     """Over windows, and over the whole image, whose kernel would take minutes to compile were it written out."""
-    from fedhen.runtimes.gpu.pooling import _MixPool
+    from fedhen.engines.cuda.pooling import _MixPool
 
     # After a ReLU many are equal; the first of them has the maximum's gradient.
     x = torch.relu(images(3, 6, size, size) - 1).requires_grad_()
@@ -69,7 +69,7 @@ def test_mix_pooling(size: int, kernel: int) -> None:
 @pytest.mark.parametrize("shape", [(2, 64, 64, 8), (1, 128, 64, 4), (3, 64, 128, 6)])
 def test_weight_gradients(shape: tuple[int, int, int, int]) -> None:
     """In bf16 the products are exact in float32 and only their sum is rounded."""
-    from fedhen.runtimes.gpu.convolutions import weight_gradient
+    from fedhen.engines.cuda.convolutions import weight_gradient
 
     n, channels, kernels, size = shape
     low = torch.bfloat16 if WHERE == "cuda" else torch.float32
@@ -80,7 +80,7 @@ def test_weight_gradients(shape: tuple[int, int, int, int]) -> None:
 
 
 def test_the_first_layer() -> None:
-    from fedhen.runtimes.gpu.convolutions import _Stem
+    from fedhen.engines.cuda.convolutions import _Stem
 
     low = torch.bfloat16 if WHERE == "cuda" else torch.float32
     x, weight = images(2, 3, 5, 6, dtype=low), images(8, 3, 3, 3, dtype=low).requires_grad_()
@@ -97,8 +97,8 @@ def test_the_first_layer() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_update_is_clipped_sgd(corrects: bool, momentum: float) -> None:
     """Two steps against torch's optimiser and clip, on a weight in bf16 and one in float32."""
-    from fedhen.runtimes.gpu import updates
-    from fedhen.runtimes.gpu.layout import Layout
+    from fedhen.engines.cuda import updates
+    from fedhen.engines.cuda.layout import Layout
 
     shapes = {"a": torch.Size([20000]), "b": torch.Size([70])}
     layout = Layout({"a": 0, "b": 20032}, shapes, 20160, 20032, torch.empty(0))
@@ -127,9 +127,9 @@ def test_the_update_is_clipped_sgd(corrects: bool, momentum: float) -> None:
 
 def test_a_rewritten_network_computes_the_same() -> None:
     """Every norm with its ReLU, the exit's pool and the plain convolutions are replaced, and no weight is renamed."""
+    from fedhen.engines.cuda.fusing import rewritten as rewrite
+    from fedhen.engines.equivalence import agree
     from fedhen.models.preact_resnet import Shape, preact_resnet
-    from fedhen.runtimes.gpu.fusing import rewritten as rewrite
-    from fedhen.runtimes.trials import agree
 
     family = preact_resnet(Shape(widths=(16, 32, 64, 128), blocks=(1, 2, 1, 1)))
     module = family.build("complex").to(WHERE).train()
@@ -147,15 +147,15 @@ def test_a_rewritten_network_computes_the_same() -> None:
 @pytest.mark.parametrize("classes", [10, 100])
 def test_the_papers_networks_are_rewritten(classes: int, pool: int, tier: str) -> None:
     """Left as they are, they would train all the same, at half the speed."""
+    from fedhen.engines.cuda.fusing import fused
     from fedhen.models.preact_resnet import Shape, preact_resnet
-    from fedhen.runtimes.gpu.fusing import fused
 
     module = preact_resnet(Shape(classes=classes, exit_pool=pool)).build(tier).to(WHERE).train()
     assert fused(module, torch.randn(2, 3, 32, 32, device=WHERE), tier) is not module
 
 
 def test_a_module_that_cannot_be_traced_stays_as_it_is() -> None:
-    from fedhen.runtimes.gpu.fusing import fused
+    from fedhen.engines.cuda.fusing import fused
 
     class Branches(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -168,8 +168,8 @@ def test_a_module_that_cannot_be_traced_stays_as_it_is() -> None:
 
 
 def test_weights_lie_in_a_vector_and_come_back() -> None:
+    from fedhen.engines.cuda.layout import ALIGNMENT, layout_of
     from fedhen.models.preact_resnet import Shape, preact_resnet
-    from fedhen.runtimes.gpu.layout import ALIGNMENT, layout_of
 
     module = preact_resnet(Shape(widths=(8, 12, 16, 20), groups=1)).build("complex")
     weights = {name: p.detach() for name, p in module.named_parameters()}
@@ -202,7 +202,7 @@ class _Tricky(torch.nn.Module):
 
 
 def test_a_tricky_module_is_not_changed_by_its_rewriting() -> None:
-    from fedhen.runtimes.gpu.fusing import fused
+    from fedhen.engines.cuda.fusing import fused
 
     module, x = _Tricky(in_place=False).to(WHERE), torch.randn(2, 8, 4, 4, device=WHERE)
     expected = module(x)[0].detach()
@@ -230,7 +230,7 @@ class _Heavy(torch.nn.Module):
 
 def test_a_trial_that_runs_out_of_memory_is_no_verdict() -> None:
     """It is told to whoever can make room, and leaves the weights as they were."""
-    from fedhen.runtimes.gpu.fusing import fused
+    from fedhen.engines.cuda.fusing import fused
 
     module = _Heavy()
     before = module.head.weight.detach().clone()
@@ -241,7 +241,7 @@ def test_a_trial_that_runs_out_of_memory_is_no_verdict() -> None:
 
 def test_a_module_that_tracing_misreads_stays_as_it_is() -> None:
     """torch.fx takes a sum in place for a new one, which whoever kept the old one can tell: the trial finds it."""
-    from fedhen.runtimes.gpu.fusing import fused
+    from fedhen.engines.cuda.fusing import fused
 
     module = _Tricky(in_place=True).to(WHERE)
     with pytest.warns(UserWarning, match="tier 'in place' .* computes something else") as said:
@@ -251,8 +251,8 @@ def test_a_module_that_tracing_misreads_stays_as_it_is() -> None:
 
 def test_a_layer_with_hooks_is_left_alone() -> None:
     """The weight of such a layer is made anew in every pass; reading it from outside would be reading the last one."""
-    from fedhen.runtimes.gpu.fusing import rewritten
-    from fedhen.runtimes.gpu.layout import layout_of
+    from fedhen.engines.cuda.fusing import rewritten
+    from fedhen.engines.cuda.layout import layout_of
 
     layer = torch.nn.utils.weight_norm(torch.nn.Conv2d(8, 8, 3, padding=1, bias=False)).to(WHERE)
     module = torch.nn.Sequential(layer)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from families import TwoExits, two_exits
+from fedhen.algorithm.local_training import Sgd, Task, clip, train_locally
 from fedhen.algorithm.objectives import last_exit, sum_of_exits
-from fedhen.config import TrainingConfig
-from fedhen.local_training import Sgd, Task, clip, train_locally
-from fedhen.models.nesting import weights_of
+from fedhen.config.settings import TrainingConfig
+from fedhen.models.family import weights_of
 
 
 def random_batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from families import came_back
-from fedhen import Family, Method, schema
-from fedhen.algorithm.local import Correction, Visit, feddyn, fedprox, scaffold
-from fedhen.algorithm.merging import Memories, Update, keep_tiers_apart, share_common_weights
-from fedhen.assembly import assemble
-from fedhen.config import TrainingConfig
+from fedhen import Family, Method
+from fedhen.algorithm.local_training import Task, train_locally
+from fedhen.algorithm.local_variants import Correction, Visit, feddyn, fedprox, scaffold
+from fedhen.algorithm.merging import Memories, keep_tiers_apart, share_common_weights
+from fedhen.algorithm.rounds import Sent
+from fedhen.algorithm.updates import Update
+from fedhen.config import validation
+from fedhen.config.settings import TrainingConfig
 from fedhen.data.dataset import Data
-from fedhen.experiment import Experiment
-from fedhen.local_training import Task, train_locally
-from fedhen.rounds import Sent
+from fedhen.experiment.build import assemble
+from fedhen.experiment.experiment import Experiment
 
 SIZES = [2, 5, 3, 6, 4, 4]
 CURVATURES = np.array([[1.0, 3.0], [2.0, 0.5], [4.0, 1.0], [0.5, 2.0], [3.0, 3.0], [1.0, 1.0]])
@@ -80,7 +82,7 @@ def run(
         "evaluation": {"every": 300},
         **more,
     }
-    config = schema.from_mapping(settings)
+    config = validation.from_mapping(settings)
     experiment = assemble(config, data=federation(sizes), family=FAMILY, method=method, accelerator="cpu")
     for _ in experiment.play():
         pass
@@ -218,7 +220,7 @@ def test_a_weight_that_is_held_and_not_trained_is_not_remembered() -> None:
     assert experiment.memories.mean["complex"].keys() == {"a", "b"}
     assert any(float(t.abs().sum()) > 0 for t in experiment.memories.mean["complex"].values()), "the state moves on"
     counted = Family({"simple": Counting}, average_buffers=True)
-    config = schema.from_mapping(
+    config = validation.from_mapping(
         {
             "tiers": {"simple": 1.0},
             "rounds": 2,

@@ -19,17 +19,18 @@ from hypothesis import strategies as st
 
 import fedhen
 from families import two_exits
-from fedhen import schema
-from fedhen.algorithm.merging import Update
-from fedhen.assembly import assemble
+from fedhen.algorithm.updates import Update
+from fedhen.config import validation
 from fedhen.data.dataset import Data
+from fedhen.devices.state_store import OnDisk, Shelf, roomiest
 from fedhen.errors import UserError
-from fedhen.evaluation import LastModels
-from fedhen.experiment import Experiment
-from fedhen.fixed_point import FixedPoint
+from fedhen.exact_sums import FixedPoint
+from fedhen.experiment.build import assemble
+from fedhen.experiment.experiment import Experiment
+from fedhen.experiment.reported_models import LastModels
+from fedhen.hardware.memory import free_memory
 from fedhen.params import Weights, finite, pack, unpack
-from fedhen.records import read_run
-from fedhen.shelf import OnDisk, Shelf, free_memory, roomiest
+from fedhen.runs.reader import read_run
 
 CPU = torch.device("cpu")
 
@@ -50,7 +51,7 @@ def experiment(devices: int, **settings: Any) -> Experiment:
         "training": {"epochs": 1},
         "evaluation": {"every": 3},
     }
-    config = schema.from_mapping({**base, **settings})
+    config = validation.from_mapping({**base, **settings})
     return assemble(config, data=data(devices), family=two_exits(), accelerator="cpu")
 
 
@@ -195,7 +196,7 @@ class Wide(nn.Module):
 def peak(devices, active, rounds, rows):
     x, y = torch.randn(20, 100), torch.arange(20) % 3
     data = fedhen.arrays(x, y, x, y).split([np.arange(4)] * devices)
-    config = schema.from_mapping({
+    config = validation.from_mapping({
         "rounds": rounds, "tiers": {"all": 1.0}, "devices": {"number": devices, "active": active},
         "model": {"family": "python"}, "training": {"epochs": 1}, "evaluation": {"every": rounds},
         "runtime": {"rows": rows, "engine": "plain"},

@@ -7,17 +7,18 @@ import math
 import pytest
 import torch
 
-from fedhen.algorithm.merging import Server, Update, keep_tiers_apart, merge, share_common_weights
-from fedhen.config import ServerConfig
-from fedhen.evaluation import LastModels
-from fedhen.params import Weights, finite
+from fedhen.algorithm.merging import keep_tiers_apart, merge, share_common_weights
+from fedhen.algorithm.updates import Update
+from fedhen.config.settings import ServerConfig
+from fedhen.experiment.reported_models import LastModels
+from fedhen.params import TierModels, Weights, finite
 
 
 def weights(**values: float) -> Weights:
     return {name: torch.tensor([value]) for name, value in values.items()}
 
 
-def numbers(server: Server) -> dict[str, dict[str, float]]:
+def numbers(server: TierModels) -> dict[str, dict[str, float]]:
     return {tier: {name: tensor.item() for name, tensor in w.items()} for tier, w in server.items()}
 
 
@@ -25,7 +26,7 @@ def update(device: int, tier: str, samples: int = 1, trained: str = "ab", **valu
     return Update(device, tier, weights(**values), frozenset(trained), samples, loss=0.0)
 
 
-def server() -> Server:
+def server() -> TierModels:
     a = torch.tensor([100.0])
     return {"simple": {"a": a}, "complex": {"a": a, "b": torch.tensor([200.0])}}
 
@@ -90,7 +91,7 @@ def test_shared_tiers_are_the_same_tensor() -> None:
 
 def test_three_tiers_need_nothing_new() -> None:
     """a is held by all: (1 + 2 + 6) / 3; b by two: (4 + 8) / 2; c by one."""
-    before: Server = {"s": weights(a=0), "m": weights(a=0, b=0), "l": weights(a=0, b=0, c=0)}
+    before: TierModels = {"s": weights(a=0), "m": weights(a=0, b=0), "l": weights(a=0, b=0, c=0)}
     updates = [update(0, "s", a=1), update(1, "m", a=2, b=4), update(2, "l", a=6, b=8, c=9)]
     after = numbers(merge(before, updates, share_common_weights, ServerConfig()))
     assert after == {"s": {"a": 3.0}, "m": {"a": 3.0, "b": 6.0}, "l": {"a": 3.0, "b": 6.0, "c": 9.0}}

@@ -15,20 +15,20 @@ from torch.nn.functional import cross_entropy
 
 import fedhen
 from families import two_exits
-from fedhen import schema, toml
 from fedhen.algorithm.methods import METHODS, Method
 from fedhen.algorithm.objectives import SumOfExits, last_exit, sum_of_exits
-from fedhen.assembly import assemble
+from fedhen.algorithm.sampling import sampling
 from fedhen.cli import main
-from fedhen.config import DevicesConfig
+from fedhen.config import toml, validation
+from fedhen.config.recipes import recipe_named
+from fedhen.config.settings import DevicesConfig
 from fedhen.data.dataset import Data
-from fedhen.experiment import Experiment
+from fedhen.experiment.build import assemble
+from fedhen.experiment.experiment import Experiment
 from fedhen.models.exits import Exits
 from fedhen.models.preact_resnet import Shape, preact_resnet
 from fedhen.params import Average
-from fedhen.recipes import recipe_named
-from fedhen.records import read_run
-from fedhen.rounds import sampling
+from fedhen.runs.reader import read_run
 
 SMALL = [
     "data.limit=120",
@@ -43,7 +43,7 @@ NARROW = [*SMALL, "model.widths=[4, 4, 8, 8]"]
 
 def played(method: str, *settings: str, recipe: str = "digits") -> tuple[list[dict[str, Any]], Experiment]:
     """A short run: its records and what it came to."""
-    config = schema.from_mapping(
+    config = validation.from_mapping(
         {**METHODS[method].settings(recipe_named(recipe)), "method": method}, recipe_named(recipe)
     )
     config = METHODS[method].restricted(toml.with_settings(config, [*NARROW, *settings]))
@@ -148,8 +148,9 @@ def test_sizes_of_heterofls_levels() -> None:
 
 def test_a_width_nest_is_averaged_element_by_element() -> None:
     """Device 0 holds the upper row of a 2×2 weight, device 1 all of it: (2 + 6) / 2, (4 + 8) / 2, the rest as sent."""
-    from fedhen.algorithm.merging import Update, merge, share_common_weights
-    from fedhen.config import ServerConfig
+    from fedhen.algorithm.merging import merge, share_common_weights
+    from fedhen.algorithm.updates import Update
+    from fedhen.config.settings import ServerConfig
 
     whole = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
     server = {"half": {"w": whole[:1]}, "full": {"w": whole}}
@@ -177,7 +178,7 @@ def test_masked_loss_by_hand() -> None:
     x, y = torch.randn(6, 6, dtype=torch.float64), torch.tensor([0, 2, 2, 1, 1, 1])
     shards = (np.array([0, 1, 2]), np.array([3, 4, 5]))
     settings = {"model": {"family": "python"}, "devices": {"number": 2, "active": 1}, "training": {"masked_loss": True}}
-    config = schema.from_mapping(settings)
+    config = validation.from_mapping(settings)
     run = assemble(config, data=Data(x, y, x, y, 3, shards), family=two_exits(), accelerator="cpu")
     logits = torch.tensor([[1.0, 5.0, -2.0]], requires_grad=True, dtype=torch.float64)
     (seen,) = run.devices.plain.view(0)([logits])  # type: ignore[attr-defined]

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from families import two_exits
 from fedhen import DECOUPLE, FEDHEN, NOSIDE, Family, Method
-from fedhen.algorithm.holdings import holdings
 from fedhen.algorithm.objectives import Objective, last_exit
+from fedhen.algorithm.ownership import holdings
 from fedhen.errors import UserError
-from fedhen.models.nesting import weights_of
+from fedhen.models.family import weights_of
 from fedhen.models.preact_resnet import Shape, preact_resnet
 
 TIERS = ("simple", "complex")
@@ -244,8 +244,8 @@ def test_a_final_norm_is_there_if_asked_for() -> None:
 
 
 def test_digits_models() -> None:
-    from fedhen.assembly import assemble
-    from fedhen.recipes import recipe_named
+    from fedhen.config.recipes import recipe_named
+    from fedhen.experiment.build import assemble
 
     run = assemble(recipe_named("digits"), accelerator="cpu")
     assert run.parameters() == {"simple": 19_579, "complex": 308_165}

@@ -17,22 +17,22 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fedhen.config import Config
+from fedhen.config.recipes import centralised, recipe_named
+from fedhen.config.settings import Config
+from fedhen.config.toml import to_toml
 from fedhen.errors import UserError
-from fedhen.recipes import centralised, recipe_named
-from fedhen.records import Run, read_run
 from fedhen.reports.costs import Cost, Outcome, gain
 from fedhen.reports.curves import looks
-from fedhen.reports.paper import CENTRALISED, PAPER_RUNS, finished, write_paper
-from fedhen.reports.paper_accuracies import accuracy_table
-from fedhen.reports.paper_centralised import centralised_table
-from fedhen.reports.paper_figures import PaperFigure, paper_figures
-from fedhen.reports.paper_runs import find, reference_of
-from fedhen.reports.paper_tables import further_tables, outcome_tables, paper_tables
-from fedhen.reports.paper_values import METHODS, ROUNDS_TO_TARGET
-from fedhen.reports.table import Table
+from fedhen.reports.paper.accuracies import accuracy_table
+from fedhen.reports.paper.centralised import centralised_table
+from fedhen.reports.paper.figures import PaperFigure, paper_figures
+from fedhen.reports.paper.report import CENTRALISED, PAPER_RUNS, finished, write_paper
+from fedhen.reports.paper.runs import find, reference_of
+from fedhen.reports.paper.tables import further_tables, outcome_tables, paper_tables
+from fedhen.reports.paper.values import METHODS, ROUNDS_TO_TARGET
+from fedhen.reports.rendering import Table
 from fedhen.reports.tables import SEEDS
-from fedhen.toml import to_toml
+from fedhen.runs.reader import Run, read_run
 from report_fixtures import Curves, make_run, staircase, write_folder
 from test_reports import Checker
 

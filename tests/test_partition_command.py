@@ -14,14 +14,14 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
-from fedhen.assembly import assemble
 from fedhen.cli import data as data_commands
 from fedhen.cli.main import Parser
-from fedhen.config import Config, DevicesConfig, SplitConfig
+from fedhen.config.recipes import recipe_named
+from fedhen.config.settings import Config, DevicesConfig, SplitConfig
 from fedhen.data.published import PUBLISHED
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
-from fedhen.recipes import recipe_named
+from fedhen.experiment.build import assemble
 from fedhen.reports.partition import ALL, Partition, as_json, figure, table, write_partition
 
 # Two simple devices and one complex one; by hand below.
@@ -138,7 +138,7 @@ def test_the_command_shows_the_split_that_a_run_trains_on(
     assert f"picture: {tmp_path / 'partition.png'}" in shown and "seed 5" in shown
     written = json.loads((tmp_path / "partition.json").read_text())
 
-    from fedhen.toml import with_settings
+    from fedhen.config.toml import with_settings
 
     data = assemble(with_settings(recipe_named("digits"), [*settings, "seed=5"]), accelerator="cpu").data
     labels = data.y.tolist()

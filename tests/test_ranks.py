@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 
 import ranks_script
 from fedhen.cli import main
-from fedhen.fleet.trial import free_port
-from fedhen.runtimes.shared import shared_out
+from fedhen.engines.sharded import shared_out
+from fedhen.fleet.local_fleet import free_port
 from kills import wait_for
 
 SCRIPT = Path(__file__).parent / "ranks_script.py"

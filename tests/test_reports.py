@@ -18,14 +18,14 @@ from xml.etree import ElementTree
 import pytest
 
 from fedhen.errors import UserError
-from fedhen.records import Run, read_run
 from fedhen.reports import auto_targets, compare, rounds_to_target, write_report
 from fedhen.reports.comparison import warnings
 from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, gain, unit_of
 from fedhen.reports.curves import line, looks
-from fedhen.reports.table import Group, Table, to_html, to_latex, to_markdown, to_text
+from fedhen.reports.rendering import Group, Table, to_html, to_latex, to_markdown, to_text
 from fedhen.reports.tables import cost_table, make_tables, outcome_table
 from fedhen.reports.targets import Given, choose_targets
+from fedhen.runs.reader import Run, read_run
 from report_fixtures import Curves, make_run, staircase, write_folder
 
 # The paper's two tables: tier -> (accuracy, FedHeN, Decouple, NoSide, gain)

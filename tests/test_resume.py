@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fedhen.folders import hold
+from fedhen.fileio.locks import hold
 from kills import Forks, Started, killed, lines, same, wait_for
 from test_ranks import TINY as TWO_RANKS
 from test_ranks import children, ours, torchrun

@@ -14,19 +14,21 @@ import pytest
 import torch
 
 from families import came_back, two_exits
-from fedhen import Family, schema, toml
-from fedhen.algorithm.merging import Reply, Server, Update
+from fedhen import Family
+from fedhen.algorithm.local_training import learning_rate
 from fedhen.algorithm.methods import FEDHEN, NOSIDE
-from fedhen.assembly import assemble
-from fedhen.config import Config, DevicesConfig, ServerConfig, TrainingConfig
+from fedhen.algorithm.rounds import Devices, Round, Rules, Sent, rounds
+from fedhen.algorithm.sampling import sampling
+from fedhen.algorithm.updates import Reply, Update
+from fedhen.config import toml, validation
+from fedhen.config.recipes import recipe_named
+from fedhen.config.settings import Config, DevicesConfig, ServerConfig, TrainingConfig
 from fedhen.data.batches import visits
 from fedhen.data.dataset import Data
-from fedhen.experiment import Experiment
-from fedhen.local_training import learning_rate
-from fedhen.params import Weights
-from fedhen.playing import play_into
-from fedhen.recipes import recipe_named
-from fedhen.rounds import Devices, Round, Rules, Sent, rounds, sampling
+from fedhen.experiment.build import assemble
+from fedhen.experiment.experiment import Experiment
+from fedhen.experiment.runner import play_into
+from fedhen.params import TierModels, Weights
 
 
 def data() -> Data:
@@ -44,7 +46,7 @@ def config(method: str = "fedhen", **settings: object) -> Config:
         "training": {"epochs": 1, "batch_size": 4},
         "evaluation": {"every": 2},
     }
-    return schema.from_mapping({**base, **settings})
+    return validation.from_mapping({**base, **settings})
 
 
 def experiment(method: str = "fedhen", **settings: object) -> Experiment:
@@ -107,7 +109,7 @@ class Reversed:
 
 
 def test_the_order_in_which_devices_train_does_not_matter() -> None:
-    def play(reverse: bool) -> Server:
+    def play(reverse: bool) -> TierModels:
         run = experiment()
         devices = Reversed(run.devices) if reverse else run.devices
         rules = Rules(FEDHEN, sampling(run.config.devices, 0), ServerConfig())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhen.runtimes.trials import KINKS, _apart, _tolerances, agree
+from fedhen.engines.equivalence import KINKS, _apart, _tolerances, agree
 
 
 class _Kink(torch.nn.Module):

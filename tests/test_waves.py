@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhen.algorithm.merging import Update
+from fedhen.algorithm.updates import Update
+from fedhen.engines.cuda.waves import MOST, CannotCapture, Wave, Waves
 from fedhen.errors import UserError
-from fedhen.faults import OUT_OF_MEMORY
-from fedhen.runtimes.gpu.waves import MOST, CannotCapture, Wave, Waves
+from fedhen.hardware.memory import OUT_OF_MEMORY
 
 KEEPS = 4
 """What every place keeps, when its slot is gone, until all that is kept is given back."""

@@ -21,17 +21,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from families import TwoExits, texts, two_exits, words
-from fedhen import Family, cores, schema, toml
-from fedhen.algorithm.merging import Failure, Update
+from fedhen import Family
 from fedhen.algorithm.methods import method_named
-from fedhen.assembly import assemble
+from fedhen.algorithm.rounds import Sent
+from fedhen.algorithm.updates import Failure, Update
+from fedhen.config import toml, validation
 from fedhen.data.dataset import Data
-from fedhen.experiment import Experiment
+from fedhen.engines.parallel import ParallelDevices
+from fedhen.engines.sequential import PlainDevices
+from fedhen.engines.worker_pool import Workers, shared_vector
+from fedhen.experiment.build import assemble
+from fedhen.experiment.experiment import Experiment
+from fedhen.hardware import threads
 from fedhen.models.preact_resnet import Shape, preact_resnet
-from fedhen.rounds import Sent
-from fedhen.runtimes.parallel import ParallelDevices
-from fedhen.runtimes.plain import PlainDevices
-from fedhen.workers import Workers, shared_vector
 
 METHODS = ["fedhen", "noside", "decouple", "side-apart", "fedavg"]
 LOCALS = ["plain", "fedprox", "scaffold", "feddyn"]
@@ -70,7 +72,7 @@ def both(build: Callable[[bool], nn.Module], **more: Any) -> Family:
 def experiment(workers: int, family: Family, data: Data, /, **settings: Any) -> Experiment:
     merged = {k: {**BASE.get(k, {}), **v} if isinstance(v, dict) and k != "tiers" else v for k, v in settings.items()}
     merged["runtime"] = {**merged.get("runtime", {}), "workers": workers}
-    config = schema.from_mapping({**BASE, **merged})
+    config = validation.from_mapping({**BASE, **merged})
     chosen = method_named(config.method)
     config = chosen.restricted(config)
     return assemble(config, data=data, family=family, method=chosen, accelerator="cpu")
@@ -331,34 +333,34 @@ def test_the_threads_of_the_program_are_its_own() -> None:
 
 def test_cores_are_those_of_affinity_and_quota(tmp_path: Path) -> None:
     """By the files that Linux has for control groups of version 2, of version 1, and of none."""
-    assert 1 <= cores.usable_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= threads.usable_cores() <= len(os.sched_getaffinity(0))
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
     (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000\n")
-    assert cores._quota("0::/a/b\n", tmp_path) == 1.5
-    assert cores._quota("0::/elsewhere\n", tmp_path) == float("inf")
+    assert threads._quota("0::/a/b\n", tmp_path) == 1.5
+    assert threads._quota("0::/elsewhere\n", tmp_path) == float("inf")
     (tmp_path / "cpu,cpuacct" / "c").mkdir(parents=True)
     (tmp_path / "cpu,cpuacct" / "c" / "cpu.cfs_quota_us").write_text("300000\n")
     (tmp_path / "cpu,cpuacct" / "c" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cores._quota("4:cpu,cpuacct:/c\n3:memory:/c\n", tmp_path) == 3
+    assert threads._quota("4:cpu,cpuacct:/c\n3:memory:/c\n", tmp_path) == 3
     (tmp_path / "cpu,cpuacct" / "c" / "cpu.cfs_quota_us").write_text("-1\n")
-    assert cores._quota("4:cpu,cpuacct:/c\n", tmp_path) == float("inf")
+    assert threads._quota("4:cpu,cpuacct:/c\n", tmp_path) == float("inf")
 
 
 def test_ranks_on_one_machine_share_its_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = schema.from_mapping({}).runtime
-    monkeypatch.setattr(cores, "usable_cores", lambda: 8)
-    assert (cores.workers(runtime), cores.threads(runtime)) == (8, 1)
+    runtime = validation.from_mapping({}).runtime
+    monkeypatch.setattr(threads, "usable_cores", lambda: 8)
+    assert (threads.workers(runtime), threads.threads(runtime)) == (8, 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert cores.workers(runtime) == 2
+    assert threads.workers(runtime) == 2
     for settings, expected in (({"threads": 2}, (1, 2)), ({"threads": 0}, (1, 2)), ({"workers": 5}, (5, 1))):
-        runtime = schema.from_mapping({"runtime": settings}).runtime
-        assert (cores.workers(runtime), cores.threads(runtime)) == expected
+        runtime = validation.from_mapping({"runtime": settings}).runtime
+        assert (threads.workers(runtime), threads.threads(runtime)) == expected
 
 
 def test_the_affinity_of_a_process_is_seen() -> None:
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from fedhen import cores; "
-    code += "print(cores.usable_cores())"
+    code += "print(threads.usable_cores())"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "1\n"
 
 

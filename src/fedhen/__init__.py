@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from fedhen.algorithm.methods import DECOUPLE, FEDHEN, METHODS, NOSIDE, Method
     from fedhen.api import Trained, evaluate, load, report, resume, train
     from fedhen.data.dataset import Data, arrays, per_device
-    from fedhen.models.nesting import Family
+    from fedhen.models.family import Family
 
 # Imported at first use: the reports and the help need no torch.
 _HOMES = {
     "fedhen.algorithm.methods": ("DECOUPLE", "FEDHEN", "METHODS", "NOSIDE", "Method"),
     "fedhen.api": ("Trained", "evaluate", "load", "report", "resume", "train"),
     "fedhen.data.dataset": ("Data", "arrays", "per_device"),
-    "fedhen.models.nesting": ("Family",),
+    "fedhen.models.family": ("Family",),
 }
 
 __all__ = [

@@ -9,28 +9,32 @@ from typing import Any
 
 from torch import nn
 
-from fedhen import assembly, environment, schema, toml
-from fedhen import config as configuration
-from fedhen import experiment as experiments
 from fedhen.algorithm.methods import Method, method_named
-from fedhen.config import OWN
-from fedhen.cores import threads, torch_threads
+from fedhen.algorithm.sampling import Activate
+from fedhen.config import settings as configuration
+from fedhen.config import toml, validation
+from fedhen.config.settings import OWN
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root
+from fedhen.distributed import process_group
+from fedhen.engines.scoring import accuracy
 from fedhen.errors import UserError, unknown
-from fedhen.evaluation import accuracy
-from fedhen.folders import claim, refuse_fleets
-from fedhen.model_files import read_model, ready_module
+from fedhen.experiment import build
+from fedhen.experiment import experiment as experiments
+from fedhen.experiment.resume import How
+from fedhen.experiment.runner import play_into
+from fedhen.hardware.accelerator import device_named
+from fedhen.hardware.precision import FULL
+from fedhen.hardware.threads import threads, torch_threads
+from fedhen.models.family import Family
 from fedhen.models.image_layout import image_layout
-from fedhen.models.nesting import Family
-from fedhen.playing import play_into
-from fedhen.precision import FULL
-from fedhen.records import CONFIG, KINDS, read_run
+from fedhen.models.model_files import read_model, ready_module
+from fedhen.models.registry import family_named
 from fedhen.reports import write_report
-from fedhen.resuming import How
-from fedhen.rounds import Activate
-from fedhen.runtimes import process_group
+from fedhen.runs.folders import claim, refuse_fleets
+from fedhen.runs.layout import CONFIG, KINDS
+from fedhen.runs.reader import read_run
 
 PathLike = str | os.PathLike[str]
 
@@ -86,10 +90,10 @@ def train(
         tiers={tier: 1 / len(family.tiers) for tier in family.tiers},
         devices=_fleet(len(data.shards)),
     )
-    own = schema.from_mapping(chosen.settings(own), own)
-    config = chosen.restricted(schema.from_mapping({**settings, "method": chosen.name}, own))
-    ranks = process_group.join(environment.device_named(accelerator))
-    experiment = assembly.assemble(
+    own = validation.from_mapping(chosen.settings(own), own)
+    config = chosen.restricted(validation.from_mapping({**settings, "method": chosen.name}, own))
+    ranks = process_group.join(device_named(accelerator))
+    experiment = build.assemble(
         config, data=data, family=family, method=chosen, activate=activate, accelerator=accelerator, ranks=ranks
     )
     if out is None:
@@ -119,11 +123,11 @@ def resume(
     """
     folder = Path(run)
     refuse_fleets(folder)
-    ranks = process_group.join(environment.device_named(accelerator))
+    ranks = process_group.join(device_named(accelerator))
     # By rank 0's folder: the other ranks may not see it.
     config = toml.parsed(ranks.first(lambda: toml.to_toml(toml.read_toml(_checked(folder)))))
-    config = config if rounds is None else schema.from_mapping({"rounds": rounds}, config)
-    experiment = assembly.assemble(
+    config = config if rounds is None else validation.from_mapping({"rounds": rounds}, config)
+    experiment = build.assemble(
         config,
         data=data,
         family=family,
@@ -151,7 +155,7 @@ def load(run: PathLike, tier: str, kind: str = "server", *, family: Family | Non
     if tier not in config.tiers:
         raise unknown("tier", tier, config.tiers)
     saved = read_model(folder, _kind(kind, config), tier)
-    family = family or assembly.family_named(config, saved.inputs, saved.classes)
+    family = family or family_named(config, saved.inputs, saved.classes)
     return ready_module(family, tier, saved.weights, saved.exits)
 
 
@@ -167,8 +171,8 @@ def evaluate(
     folder = Path(run)
     config = toml.read_toml(_checked(folder))
     data = data or _data_named(config, data_dir)
-    family = family or assembly.family_named(config, data.shape, data.classes)
-    data = data.to(environment.device_named(accelerator))
+    family = family or family_named(config, data.shape, data.classes)
+    data = data.to(device_named(accelerator))
     batch_size = config.evaluation.batch_size
     scores: dict[str, dict[str, float]] = {kind: {} for kind in KINDS if config.evaluation.devices or kind == "server"}
     for kind in scores:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 Weights = dict[str, Tensor]
+TierModels = dict[str, Weights]
+"""A model for each tier."""
 Shapes = dict[str, tuple[int, ...]]
 NO_ROWS: Mapping[str, Tensor] = {}
 """Nothing is restricted to some of its rows."""

@@ -2,54 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from torch import Tensor
-
-from fedhen.algorithm.local import Local
-from fedhen.config import ServerConfig
-from fedhen.params import Average, Weights, overlay, select, shapes_of
-from fedhen.ranks import ALONE, Ranks
-
-Server = dict[str, Weights]
-"""The server's model of each tier."""
+from fedhen.algorithm.local_variants import Local
+from fedhen.algorithm.updates import Update
+from fedhen.config.settings import ServerConfig
+from fedhen.distributed.communicator import ALONE, Ranks
+from fedhen.params import Average, TierModels, Weights, overlay, select, shapes_of
 
 Pools = Callable[[Sequence[str]], list[tuple[str, ...]]]
 """Which tiers average their common weights together: tiers -> groups of tiers."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """What an active device sends back: its trained weights."""
-
-    device: int
-    tier: str
-    weights: Weights
-    trained: frozenset[str]
-    """The weights that its objective trains."""
-    samples: int
-    loss: float
-    rows: Mapping[str, Tensor] = field(default_factory=dict)
-    """For weights whose rows are the classes: which rows count, where not all of them do."""
-    remembered: Weights = field(default_factory=dict)
-    """By how much the device's memory changed, where the local variant has one."""
-    omega: float = 1.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An active device that sends nothing back that could be used: its training raised, or it is late."""
-
-    device: int
-    error: str
-    """In one line."""
-    late: bool = False
-    """Whether the round ended before it answered."""
-
-
-Reply = Update | Failure
-"""What becomes of an active device."""
 
 
 def share_common_weights(tiers: Sequence[str]) -> list[tuple[str, ...]]:
@@ -63,13 +26,13 @@ def keep_tiers_apart(tiers: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def merge(
-    server: Server, updates: Sequence[Update], pools: Pools, rule: ServerConfig, *, ranks: Ranks = ALONE
-) -> Server:
+    server: TierModels, updates: Sequence[Update], pools: Pools, rule: ServerConfig, *, ranks: Ranks = ALONE
+) -> TierModels:
     """Alg. 1, lines 17-22, Alg. 3 and 4 likewise: the next server models.
 
     In a pool, w_s = [w_c]_M: every tier is cut from one average. A weight nobody contributed to keeps its value.
     """
-    merged: Server = {}
+    merged: TierModels = {}
     for pool in pools(list(server)):
         # Before the merge the pool's tiers agree wherever they overlap: laying one over the other is no choice.
         before = overlay([server[tier] for tier in pool])
@@ -98,7 +61,7 @@ class Memories:
     the idle ones; each weight's mean is over the devices of the pool that train it.
     """
 
-    mean: Server
+    mean: TierModels
     holders: dict[str, int]
     """How many devices each tier has, active or not."""
 
@@ -106,7 +69,7 @@ class Memories:
         """The mean after a round."""
         if local.remember is None:
             return self
-        mean: Server = {}
+        mean: TierModels = {}
         for pool in pools(list(self.mean)):
             before = overlay([self.mean[tier] for tier in pool])
             changes, everyone = Average(shapes_of(before)), Average(shapes_of(before))
@@ -125,7 +88,7 @@ class Memories:
             mean.update({tier: select(after, shapes_of(self.mean[tier])) for tier in pool})
         return Memories({tier: mean[tier] for tier in self.mean}, self.holders)
 
-    def cloud(self, server: Server, local: Local) -> Server:
+    def cloud(self, server: TierModels, local: Local) -> TierModels:
         """The models that devices start from."""
         if local.remember is None:
             return server

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedhen.algorithm.merging import Pools, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.objectives import Objective, last_exit, sum_of_exits
-from fedhen.config import Config
+from fedhen.config.settings import Config
 from fedhen.errors import UserError, unknown
 
 Settings = Callable[[Config], Mapping[str, Any]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from fedhen.config import ObjectiveConfig
+from fedhen.config.settings import ObjectiveConfig
 from fedhen.errors import UserError
 
 Objective = Callable[[Sequence[Tensor], Tensor], Tensor]

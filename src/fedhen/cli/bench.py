@@ -42,7 +42,7 @@ def add_commands(commands: Any) -> None:
 
 def bench_command(options: argparse.Namespace) -> int:
     """`fedhen bench`."""
-    from fedhen.bench import Ask, bench
+    from fedhen.benchmark import Ask, bench
     from fedhen.errors import UserError
 
     if options.rounds < 1:

@@ -13,12 +13,12 @@ from typing import Any
 
 from fedhen.cli.options import RUNS, add_recipe, configured
 from fedhen.data import archive as archives
-from fedhen.data import fetch
+from fedhen.data import download
 from fedhen.data.published import MISSING, PUBLISHED, verify
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
-from fedhen.folders import claim_fresh
 from fedhen.reports.partition import Partition, write_partition
+from fedhen.runs.folders import claim_fresh
 
 DATA_SETS = tuple(PUBLISHED)
 SECONDS_BETWEEN_LINES = 10.0
@@ -92,7 +92,7 @@ def fetch_command(options: argparse.Namespace) -> int:
         archives.take(files, options.source, root)
     else:
         with progress(files.archive, options.quiet) as show:
-            archive = fetch.download(files, root, show=show)
+            archive = download.download(files, root, show=show)
         archives.unpack(files, archive, root)
         archive.unlink()
     print(f"{files.name} lies in {where}: {len(files.sha1)} files, all verified")
@@ -127,8 +127,8 @@ def check_command(options: argparse.Namespace) -> int:
 def partition_command(options: argparse.Namespace) -> int:
     """`fedhen data partition`."""
     config = configured(options)
-    from fedhen.assembly import deal
     from fedhen.data import sources
+    from fedhen.data.partitions import deal
 
     data = sources.load(config.data, data_root(options.data_dir), config.seed)
     shards = deal(data, config.split, config.devices.number, config.seed)
@@ -140,10 +140,10 @@ def partition_command(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def progress(name: str, quiet: bool) -> Iterator[fetch.Show]:
+def progress(name: str, quiet: bool) -> Iterator[download.Show]:
     """Shows a download: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
     if quiet:
-        yield fetch.silent
+        yield download.silent
     elif sys.stderr.isatty():
         with _bar(name) as show:
             yield show
@@ -152,7 +152,7 @@ def progress(name: str, quiet: bool) -> Iterator[fetch.Show]:
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[fetch.Show]:
+def _bar(name: str) -> Iterator[download.Show]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

@@ -23,15 +23,15 @@ from fedhen.cli.options import (
     with_its_tiers,
 )
 from fedhen.cli.training import METHODS_HELP, result
-from fedhen.config import Config
+from fedhen.config.settings import Config
+from fedhen.config.toml import read_toml
 from fedhen.errors import Stopped, UserError
-from fedhen.folders import claim, claim_fresh
-from fedhen.progress import display
-from fedhen.records import CONFIG, SUMMARY
-from fedhen.toml import read_toml
+from fedhen.runs.folders import claim, claim_fresh
+from fedhen.runs.layout import CONFIG, SUMMARY
+from fedhen.tracking.console import display
 
 if TYPE_CHECKING:
-    from fedhen.fleet.link import Link
+    from fedhen.fleet.superlink import Link
 
 EXAMPLES = """\
 examples:
@@ -113,8 +113,8 @@ def nodes_of(options: argparse.Namespace, config: Config) -> dict[str, int]:
 def init_command(options: argparse.Namespace) -> int:
     """`fedhen fleet init`."""
     needs_flower()
-    from fedhen.fleet.folder import Folder
-    from fedhen.fleet.founding import found, instructions, warning
+    from fedhen.fleet.project import Folder
+    from fedhen.fleet.scaffold import found, instructions, warning
 
     config = configured(options)
     nodes = nodes_of(options, config)
@@ -130,9 +130,9 @@ def init_command(options: argparse.Namespace) -> int:
 def run_command(options: argparse.Namespace) -> int:
     """`fedhen fleet run`."""
     needs_flower()
-    from fedhen.fleet.folder import SETTINGS, opened
-    from fedhen.fleet.link import Link
     from fedhen.fleet.processes import Processes
+    from fedhen.fleet.project import SETTINGS, opened
+    from fedhen.fleet.superlink import Link
 
     if options.resume is not None and options.out is not None:
         raise UserError("--resume goes on in the run's own folder: leave out --out")
@@ -150,8 +150,8 @@ def run_command(options: argparse.Namespace) -> int:
 
 def play(link: Link, config: Config, run: Path, options: argparse.Namespace) -> None:
     """Start a training and show its rounds; told to stop, stop it."""
-    from fedhen.fleet.folder import run_line
-    from fedhen.fleet.following import finished, follow, last
+    from fedhen.fleet.follow import finished, follow, last
+    from fedhen.fleet.project import run_line
 
     go_on, after = run_line(link.folder.path, run), last(run)
     with interruptible() as signals:
@@ -192,8 +192,8 @@ def as_before(config: Config, run: Path, rounds: int | None) -> Config:
 def up_command(options: argparse.Namespace) -> int:
     """`fedhen fleet up`."""
     needs_flower()
-    from fedhen.fleet.folder import of_nodes
-    from fedhen.fleet.trial import Trial
+    from fedhen.fleet.local_fleet import Trial
+    from fedhen.fleet.project import of_nodes
 
     if options.method is not None and options.config is not None:
         raise UserError("--config brings its own method: leave out --method")

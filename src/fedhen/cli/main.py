@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fedhen.cli import bench, data, fleet, paper, reading, resume, training
+from fedhen.distributed.communicator import RankLost, here, launched
 from fedhen.errors import Stopped, UserError, one_line
-from fedhen.ranks import RankLost, here, launched
 from fedhen.version import VERSION
 
 EXAMPLES = """\
@@ -108,7 +108,7 @@ def _out_of_memory(error: Exception) -> str:
     """What to do if memory ran out, as it may before the first round; else nothing."""
     if "torch" not in sys.modules:
         return ""
-    from fedhen.faults import OUT_OF_MEMORY, ran_out
+    from fedhen.hardware.memory import OUT_OF_MEMORY, ran_out
 
     return OUT_OF_MEMORY if ran_out(error) else ""
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fedhen import toml
-from fedhen.config import ACCELERATORS, Config, LocalConfig
+from fedhen.config import toml
+from fedhen.config.recipes import RECIPES, config_file, recipe_named
+from fedhen.config.settings import ACCELERATORS, Config, LocalConfig
+from fedhen.config.validation import from_mapping, hints
 from fedhen.errors import UserError, unknown
-from fedhen.recipes import RECIPES, config_file, recipe_named
-from fedhen.schema import from_mapping, hints
 
 RUNS = Path("runs")
 LOCALS = typing.get_args(hints(LocalConfig)["name"])

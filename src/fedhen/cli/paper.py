@@ -12,12 +12,13 @@ from typing import Any
 
 from fedhen.cli.options import RUNS, add_machine, add_resume, add_rounds, add_settings, changed
 from fedhen.cli.training import Job, train_all
+from fedhen.config.recipes import centralised, recipe_named
+from fedhen.distributed.communicator import here
 from fedhen.errors import UserError, one_line, unknown
-from fedhen.folders import claim_fresh, reopen
-from fedhen.ranks import here
-from fedhen.recipes import centralised, recipe_named
-from fedhen.records import CONFIG, KINDS, Run, read_run
-from fedhen.reports.paper import CENTRALISED, PAPER_RUNS, finished, write_paper
+from fedhen.reports.paper.report import CENTRALISED, PAPER_RUNS, finished, write_paper
+from fedhen.runs.folders import claim_fresh, reopen
+from fedhen.runs.layout import CONFIG, KINDS
+from fedhen.runs.reader import Run, read_run
 
 DEPTH = 3
 """How far below --runs run folders are looked for."""
@@ -84,8 +85,8 @@ def paper_command(options: argparse.Namespace) -> int:
 
 def to_run(wanted: Sequence[str], options: argparse.Namespace) -> list[Job]:
     """What is missing by rank 0's folders: the other ranks may not see them."""
-    from fedhen.environment import device_named
-    from fedhen.runtimes import process_group
+    from fedhen.distributed import process_group
+    from fedhen.hardware.accelerator import device_named
 
     ranks = process_group.join(device_named(options.accelerator))
     names = ranks.first(lambda: [job.name for job in missing_jobs(found_runs(options.runs), wanted, options)])

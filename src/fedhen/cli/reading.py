@@ -8,14 +8,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhen import toml
 from fedhen.cli.options import RUNS
-from fedhen.config import ACCELERATORS
+from fedhen.config import toml
+from fedhen.config.recipes import RECIPES, recipe_named
+from fedhen.config.settings import ACCELERATORS
 from fedhen.errors import UserError, one_line
-from fedhen.folders import claim_fresh
-from fedhen.recipes import RECIPES, recipe_named
-from fedhen.records import CONFIG, KINDS, Run, read_run
 from fedhen.reports import write_report
+from fedhen.runs.folders import claim_fresh
+from fedhen.runs.layout import CONFIG, KINDS
+from fedhen.runs.reader import Run, read_run
 
 REPORT_EXAMPLES = """\
 examples:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedhen import toml
 from fedhen.cli.options import add_machine
 from fedhen.cli.training import Job, result, train_all
-from fedhen.config import Config
+from fedhen.config import toml
+from fedhen.config.settings import Config
+from fedhen.distributed.communicator import here
 from fedhen.errors import UserError
-from fedhen.folders import refuse_fleets
-from fedhen.ranks import here
-from fedhen.records import CONFIG
+from fedhen.runs.folders import refuse_fleets
+from fedhen.runs.layout import CONFIG
 
 EXAMPLES = """\
 examples:
@@ -45,8 +45,8 @@ def add_commands(commands: Any) -> None:
 
 def resume_command(options: argparse.Namespace) -> int:
     """`fedhen resume`."""
-    from fedhen.environment import device_named
-    from fedhen.runtimes import process_group
+    from fedhen.distributed import process_group
+    from fedhen.hardware.accelerator import device_named
 
     folder: Path = options.folder
     ranks = process_group.join(device_named(options.accelerator))

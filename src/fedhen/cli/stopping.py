@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from fedhen.distributed.communicator import here
 from fedhen.errors import AtOnce, Stopped
-from fedhen.ranks import here
 
 if TYPE_CHECKING:
-    from fedhen.playing import Stop
+    from fedhen.interrupts import Stop
 
 PATIENCE = 3.0
 """Seconds that the round under way may still take; a longer one is abandoned."""
@@ -23,7 +23,7 @@ AGAIN = 0.1
 @contextmanager
 def stoppable() -> Iterator[Stop]:
     """Inside, signals become the wish to stop."""
-    from fedhen.playing import Stop
+    from fedhen.interrupts import Stop
 
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -36,7 +36,7 @@ def stoppable() -> Iterator[Stop]:
 @contextmanager
 def _alone(stop: Stop) -> Iterator[None]:
     """A round that takes longer than our patience is abandoned, and the one before is saved."""
-    from fedhen.playing import Abandoned
+    from fedhen.interrupts import Abandoned
 
     def wait() -> None:
         signal.setitimer(signal.ITIMER_REAL, PATIENCE, AGAIN)
@@ -56,7 +56,7 @@ def _alone(stop: Stop) -> Iterator[None]:
 @contextmanager
 def _together(stop: Stop) -> Iterator[None]:
     """Ranks save a round that all have finished; one that takes longer is lost, since none can leave it alone."""
-    from fedhen.runtimes.process_group import end_when_told, has_lost
+    from fedhen.distributed.process_group import end_when_told, has_lost
 
     note = _told(stop, lambda: None)
 

@@ -21,14 +21,15 @@ from fedhen.cli.options import (
     with_seeds,
 )
 from fedhen.cli.stopping import stoppable
-from fedhen.config import Config
+from fedhen.config.recipes import centralised
+from fedhen.config.settings import Config
+from fedhen.distributed.communicator import here
 from fedhen.errors import Stopped, UserError
-from fedhen.folders import claim, claim_fresh, reopen
-from fedhen.progress import display
-from fedhen.ranks import here
-from fedhen.recipes import centralised
-from fedhen.records import read_run, reported
 from fedhen.reports import write_report
+from fedhen.runs.folders import claim, claim_fresh, reopen
+from fedhen.runs.layout import reported
+from fedhen.runs.reader import read_run
+from fedhen.tracking.console import display
 
 PAPERS_METHODS = ("fedhen", "noside", "decouple")
 
@@ -180,11 +181,11 @@ def compare_command(options: argparse.Namespace) -> int:
 
 def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callable[[], Iterable[Path]]) -> int:
     """Train every job into its folder, which are asked for when all jobs are known to be right; rounds played."""
-    from fedhen.assembly import Assembler
-    from fedhen.environment import device_named
-    from fedhen.playing import play_into
-    from fedhen.resuming import How
-    from fedhen.runtimes import process_group
+    from fedhen.distributed import process_group
+    from fedhen.experiment.build import Assembler
+    from fedhen.experiment.resume import How
+    from fedhen.experiment.runner import play_into
+    from fedhen.hardware.accelerator import device_named
 
     ranks = process_group.join(device_named(options.accelerator))
     assemble = Assembler(options.accelerator, options.data_dir, ranks)

@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fedhen.data.dataset import Index
+from fedhen import seeds
+from fedhen.config.settings import SplitConfig
+from fedhen.data import partitions
+from fedhen.data.dataset import Data, Index
 from fedhen.errors import UserError
 
 TRIES = 100
@@ -77,3 +80,15 @@ def dirichlet_by_class(
 
 def _sorted(hands: Any) -> list[Index]:
     return [np.sort(np.asarray(hand, dtype=np.int64)) for hand in hands]
+
+
+def deal(data: Data, split: SplitConfig, devices: int, seed: int) -> list[Index]:
+    """Deal the training data to the devices."""
+    labels, rng = data.y.cpu().numpy(), seeds.stream(seed, "split")
+    if len(labels) < devices:
+        raise UserError(f"{len(labels)} training examples cannot be dealt to {devices} devices: lower devices.number")
+    if split.kind == "iid":
+        return partitions.iid(labels, devices, rng)
+    if split.kind == "dirichlet":
+        return partitions.dirichlet(labels, devices, rng, split.alpha)
+    return partitions.dirichlet_by_class(labels, devices, rng, split.alpha, split.minimum)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from fedhen import seeds
-from fedhen.config import OWN, DataConfig
-from fedhen.data import cifar, own
+from fedhen.config.settings import OWN, DataConfig
+from fedhen.data import cifar, image_folder
 from fedhen.data.dataset import Data, Normalisation
 from fedhen.data.published import PUBLISHED
 from fedhen.errors import UserError, unknown
@@ -42,7 +42,7 @@ def load(config: DataConfig, root: Path, seed: int = 0) -> Data:
     elif name in PUBLISHED:
         data = cifar.read(PUBLISHED[name], root)
     elif "/" in name or os.sep in name or name.endswith(".npz"):
-        data = own.read(Path(name))
+        data = image_folder.read(Path(name))
     else:
         raise UserError(
             f"{unknown('data set', name, (DIGITS, *PUBLISHED))}, or give the path of a folder or an .npz file"

@@ -9,14 +9,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedhen import assembly
 from fedhen.algorithm.methods import Method, method_named
-from fedhen.config import Config
+from fedhen.config.settings import Config
 from fedhen.data import sources
 from fedhen.data.dataset import Data, Normalisation, arrays
+from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
-from fedhen.models.nesting import Family
+from fedhen.models.family import Family
+from fedhen.models.registry import family_named
 
 NodeConfig = Mapping[str, bool | float | int | str]
 """What a node was started with: --node-config 'tier="simple" data="/data"'."""
@@ -57,7 +58,7 @@ class App:
 
     def family_of(self, config: Config, data: Data) -> Family:
         """The models."""
-        return self.family or assembly.family_named(config, data.shape, data.classes)
+        return self.family or family_named(config, data.shape, data.classes)
 
     def on_device(self, node: NodeConfig, config: Config, inputs: Sequence[int], classes: int) -> Data:
         """What a device trains on, all of it in one shard."""
@@ -99,7 +100,7 @@ def recipe_app() -> App:
 
     def training_data(node: NodeConfig, config: Config) -> Examples:
         data = sources.load(config.data, data_root(None), config.seed)
-        shard = assembly.deal(data, config.split, config.devices.number, config.seed)[int(node["device"])]
+        shard = deal(data, config.split, config.devices.number, config.seed)[int(node["device"])]
         return Examples(data.x[torch.from_numpy(shard)], data.y[torch.from_numpy(shard)], data.normalisation)
 
     def test_data(config: Config) -> Examples:

@@ -11,11 +11,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedhen import toml
+from fedhen.config import toml
 from fedhen.errors import UserError, one_line
 from fedhen.fleet.app import App
-from fedhen.fleet.apps_keys import CONFIG, RESUME, RUN
-from fedhen.fleet.node import Node
+from fedhen.fleet.client import Node
+from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
 from fedhen.fleet.server import Job, play
 
 

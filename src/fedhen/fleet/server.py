@@ -9,20 +9,24 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from fedhen import assembly, environment, toml
-from fedhen.assembly import Engine, Start
-from fedhen.config import Config
+from fedhen.algorithm.sampling import sampling
+from fedhen.config import toml
+from fedhen.config.settings import Config
+from fedhen.devices.population import shares, tiers_of
+from fedhen.engines.engine import Engine, Start
 from fedhen.errors import UserError
-from fedhen.experiment import Experiment, Step
-from fedhen.fleet import roster as rosters
+from fedhen.experiment import build
+from fedhen.experiment.experiment import Experiment, Step
+from fedhen.experiment.resume import How
+from fedhen.experiment.runner import play_into
+from fedhen.fleet import membership as rosters
 from fedhen.fleet.app import App
-from fedhen.fleet.apps_keys import ANEW
-from fedhen.fleet.grid import POLL, GridDevices, activation
-from fedhen.fleet.roster import Roster
-from fedhen.playing import play_into
-from fedhen.records import CONFIG, ROUNDS, recorded_lines
-from fedhen.resuming import How
-from fedhen.rounds import sampling
+from fedhen.fleet.engine import POLL, GridDevices, activation
+from fedhen.fleet.membership import Roster
+from fedhen.fleet.run_settings import ANEW
+from fedhen.hardware.accelerator import device_named
+from fedhen.runs.layout import CONFIG, ROUNDS
+from fedhen.runs.writer import recorded_lines
 
 
 @dataclass(frozen=True)
@@ -84,18 +88,18 @@ def experiment_of(app: App, roster: Roster, job: Job) -> Experiment:
     if method.name != config.method:
         config = replace(config, method=method.name)
     data = app.on_server(config)
-    tier_of = assembly.tiers_of(config)
-    omega = assembly.shares(rosters.samples(roster.members), tier_of, method.pools(tuple(config.tiers)))
-    where = environment.device_named("auto")
+    tier_of = tiers_of(config)
+    omega = shares(rosters.samples(roster.members), tier_of, method.pools(tuple(config.tiers)))
+    where = device_named("auto")
     family = app.family_of(config, data)
-    fleet = assembly.fleet_of(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
+    fleet = build.fleet_of(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
 
     def engine(start: Start) -> Engine:
         return Engine(GridDevices(start.plain.fleet, roster, merged_before(job.folder), job.poll), start.scoring)
 
     more = min(config.devices.number, config.devices.active + config.fleet.extra)
     draw = sampling(replace(config.devices, active=more), config.seed)
-    return assembly.experiment_of(fleet, method, activate=activation(draw, roster, config.seed), engine=engine)
+    return build.experiment_of(fleet, method, activate=activation(draw, roster, config.seed), engine=engine)
 
 
 def merged_before(folder: Path) -> Callable[[int], Mapping[int, int]]:

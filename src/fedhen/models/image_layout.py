@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhen import seeds
-from fedhen.precision import Precision
+from fedhen.hardware.precision import Precision
 
 FEW = 32
 """A norm over fewer channels is slow in bf16 with the channels last."""

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhen.errors import UserError
+from fedhen.hardware.memory import free_memory
 from fedhen.models.exits import Exits
-from fedhen.models.nesting import Family
+from fedhen.models.family import Family
 from fedhen.params import corner
-from fedhen.shelf import free_memory
 
 MOST_BLOCKS = 1000
 """Deeper networks do not train, and take minutes to be built."""

@@ -1,9 +1,9 @@
 """From run folders alone, without torch: rounds and bytes to target, gains, curves, one HTML page."""
 
 from fedhen.reports.comparison import HERO, Comparison, compare
-from fedhen.reports.paper import write_paper
+from fedhen.reports.paper.report import write_paper
+from fedhen.reports.rendering import Group, Table
 from fedhen.reports.report import Report, write_report
-from fedhen.reports.table import Group, Table
 from fedhen.reports.targets import AUTO, auto_targets, rounds_to_target
 
 __all__ = [

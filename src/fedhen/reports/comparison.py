@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from fedhen.config.validation import by_key
 from fedhen.errors import UserError, unknown
-from fedhen.records import KINDS, Run
 from fedhen.reports.variants import NOT_SET, SILENT, shown, variants
-from fedhen.schema import by_key
+from fedhen.runs.layout import KINDS
+from fedhen.runs.reader import Run
 
 HERO = "fedhen"
 """The method whose gain over the best other one is reported, where it is among the runs."""

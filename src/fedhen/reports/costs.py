@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import mean, stdev
 
-from fedhen.records import Run
 from fedhen.reports.targets import rounds_to_target
+from fedhen.runs.reader import Run
 
 Spent = Callable[[Run, int, str], float]
 """What a run has spent by the end of a round, on a tier's model."""

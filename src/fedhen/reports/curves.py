@@ -10,11 +10,11 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from fedhen.records import Run
 from fedhen.reports.comparison import Comparison, evaluated
 from fedhen.reports.costs import Measure, Spent
 from fedhen.reports.tables import SCORED
 from fedhen.reports.targets import TierTargets, percent, show_percent
+from fedhen.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

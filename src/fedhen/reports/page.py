@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedhen.records import Run
+from fedhen.config.validation import flat
 from fedhen.reports.comparison import Comparison, warnings
 from fedhen.reports.curves import Chart, inline_svg
-from fedhen.reports.table import Table, to_html
-from fedhen.schema import flat
+from fedhen.reports.rendering import Table, to_html
+from fedhen.runs.reader import Run
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2128; --soft: #59636e; --line: #d5dae0; --back: #ffffff; --band: #f3f5f7;

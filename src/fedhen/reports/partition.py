@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from fedhen.config import Config
+from fedhen.config.settings import Config
 from fedhen.errors import UserError
-from fedhen.files import write_json, write_text
+from fedhen.fileio.atomic import write_json, write_text
 from fedhen.reports.curves import STYLE, png, svg
-from fedhen.reports.table import Group, Table, to_text
+from fedhen.reports.rendering import Group, Table, to_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

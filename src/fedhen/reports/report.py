@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedhen.errors import UserError, one_line
-from fedhen.files import write_text
-from fedhen.records import Run
+from fedhen.fileio.atomic import write_text
 from fedhen.reports.comparison import HERO, Comparison, compare, scored_kind, warnings
 from fedhen.reports.costs import BYTES, ROUNDS
 from fedhen.reports.curves import Chart, png, svg
 from fedhen.reports.page import make_page
-from fedhen.reports.table import Table, markdown_text, printable, to_latex, to_markdown, to_text
+from fedhen.reports.rendering import Table, markdown_text, printable, to_latex, to_markdown, to_text
 from fedhen.reports.tables import make_tables
 from fedhen.reports.targets import Given, choose_targets
+from fedhen.runs.reader import Run
 
 
 @dataclass(frozen=True)

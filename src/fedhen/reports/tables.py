@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from statistics import median
 
-from fedhen.records import Run
 from fedhen.reports.comparison import Comparison, rounds_done, rounds_planned, scored_kind
 from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Goal, Measure, cell, cost, gain, spread
-from fedhen.reports.table import Group, Table
+from fedhen.reports.rendering import Group, Table
 from fedhen.reports.targets import TierTargets, percent, show_percent
+from fedhen.runs.reader import Run
 
 GAIN = "Gain"
 SCORED = {"devices": "all-devices average", "server": "server model"}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedhen.errors import UserError, unknown
-from fedhen.records import Run
 from fedhen.reports.comparison import Comparison
+from fedhen.runs.reader import Run
 
 AUTO: Literal["auto"] = "auto"
 Given = Mapping[str, Sequence[float]] | Literal["auto"] | None

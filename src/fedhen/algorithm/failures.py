@@ -1,0 +1,61 @@
+"""What becomes of a run whose devices fail: it goes on without them, until none comes back any more."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+from fedhen.errors import UserError, one_line
+from fedhen.hardware.memory import OUT_OF_MEMORY, ran_out
+
+PATIENCE = 3
+"""So many rounds in a row without any device are no accident."""
+NOBODY: Mapping[int, str] = {}
+LONGEST = 300
+"""Characters of an error that are kept."""
+
+
+def fault_of(error: Exception) -> str:
+    """What went wrong on a device, in one line; what is not the device's fault is raised again."""
+    if isinstance(error, UserError):
+        raise error
+    if ran_out(error):
+        raise UserError(OUT_OF_MEMORY) from error
+    return one_line(f"{type(error).__name__}: {error}")[:LONGEST]
+
+
+class Watch:
+    """Sees every round: tells the first fault, and ends a run from which no device comes back."""
+
+    def __init__(self, tells: bool = True) -> None:
+        self.tells = tells
+        self.lost: list[int] = []
+        """The rounds in a row from which no active device came back."""
+        self.cause = ""
+
+    def see(
+        self,
+        number: int,
+        active: Sequence[int],
+        back: Mapping[int, float],
+        failed: Mapping[int, str],
+        late: Mapping[int, str] = NOBODY,
+    ) -> None:
+        """What a round did: who was active, who came back, who failed with which error, and who is late."""
+        first = next((f"device {device}, round {number}: {error}" for device, error in failed.items()), "")
+        if first and self.tells:
+            warnings.warn(f"a device failed and is left out, {first}; later ones are only recorded", stacklevel=2)
+            self.tells = False
+        if back:
+            self.lost, self.cause = [], ""
+        elif active:
+            self.lost.append(number)
+            slow = next((f"device {device}, round {number}: {why}" for device, why in late.items()), "")
+            self.cause = self.cause or first or slow
+
+    def end_if_in_vain(self) -> None:
+        """Raise the cause if no device came back for too long."""
+        if len(self.lost) < PATIENCE:
+            return
+        cause = self.cause or "their weights were not finite, lower training.lr or training.clip"
+        raise UserError(f"no device came back from rounds {self.lost[0]} to {self.lost[-1]}: {cause}")

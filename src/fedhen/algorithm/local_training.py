@@ -1,0 +1,106 @@
+"""Alg. 2: E epochs of clipped SGD from the received weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fedhen.algorithm.local_variants import NOTHING, Correction
+from fedhen.algorithm.objectives import Objective
+from fedhen.config.settings import TrainingConfig
+from fedhen.hardware.precision import FULL, Precision
+
+
+def learning_rate(training: TrainingConfig, number: int, rounds: int) -> float:
+    """η in round `number` of `rounds`."""
+    schedule = {"constant": 1.0, "cosine": (1 + math.cos(math.pi * (number - 1) / rounds)) / 2}
+    risen = min(1.0, number / max(1, training.lr_warmup))
+    return training.lr * training.lr_decay ** (number - 1) * schedule[training.lr_schedule] * risen
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a device minimises, and how."""
+
+    objective: Objective
+    training: TrainingConfig
+    lr: float
+    correction: Correction = NOTHING
+    view: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda logits: logits
+    """What of the logits the objective sees."""
+    precision: Precision = FULL
+
+
+def train_locally(module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], task: Task) -> tuple[float, int]:
+    """Train the module in place on the batches of all epochs; returns the mean loss of the steps, and their number.
+
+    The clip is on the gradient of the summed loss over all parameters. SGD adds the decay after it, and leaves alone a
+    weight without a gradient: NoSide's exit comes back from a complex device as it went.
+    """
+    module.train()
+    task.precision.choose()
+    training, parameters, losses = task.training, list(module.parameters()), list[Tensor]()
+    sgd = Sgd(task.lr, training.momentum, training.weight_decay + task.correction.decay)
+    for inputs, labels in batches:
+        for parameter in parameters:
+            parameter.grad = None
+        with task.precision.autocast():
+            loss = task.objective(task.view(module(inputs)), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        correct(module, task.correction)
+        clip([parameter.grad for parameter in parameters if parameter.grad is not None], training.clip)
+        sgd.step(parameters)
+        losses.append(loss.detach())
+    return float(torch.stack(losses).mean()), len(losses)
+
+
+@dataclass
+class Sgd:
+    """`torch.optim.SGD`, to the bit, in one call for all weights.
+
+    torch's own takes longer than the arithmetic where weights are small, and seconds to import what it does not need.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    decay: float = 0.0
+    buffers: dict[Tensor, Tensor] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def step(self, parameters: Iterable[nn.Parameter]) -> None:
+        """A step for each weight that has a gradient, which is changed too."""
+        weights: list[Tensor] = [p for p in parameters if p.grad is not None]
+        steps = [p.grad for p in weights if p.grad is not None]
+        if not weights:
+            return
+        if self.decay:
+            torch._foreach_add_(steps, weights, alpha=self.decay)
+        if self.momentum:
+            before = self.buffers
+            steps = [
+                before[w].mul_(self.momentum).add_(step) if w in before else step
+                for w, step in zip(weights, steps, strict=True)
+            ]
+            self.buffers = {**before, **dict(zip(weights, steps, strict=True))}
+        torch._foreach_add_(weights, steps, alpha=-self.lr)
+
+
+def clip(gradients: list[Tensor], most: float) -> None:
+    """Scale gradients so that their norm together is at most this: `nn.utils.clip_grad_norm_`, to the bit."""
+    if gradients:
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        torch._foreach_mul_(gradients, torch.clamp(most / (norm + 1e-6), max=1.0))
+
+
+def correct(module: nn.Module, correction: Correction) -> None:
+    """Add a local variant's correction to the gradients."""
+    if correction is NOTHING:
+        return
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None and name in correction.offset:
+                parameter.grad.add_(correction.offset[name]).add_(parameter, alpha=correction.pull)

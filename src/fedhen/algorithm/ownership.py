@@ -1,0 +1,80 @@
+"""Which weights a device of a tier holds under a method: found from the objective and the merge, declared nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedhen import seeds
+from fedhen.algorithm.merging import Pools
+from fedhen.algorithm.objectives import Objective
+from fedhen.errors import UserError
+from fedhen.models.family import Family, reached, weights_of
+from fedhen.params import Shapes, shapes_of
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a device of a tier holds."""
+
+    shapes: Shapes
+    """The weights that it receives, and sends back."""
+    trained: frozenset[str]
+    """Those among them that count in the average where only trained ones do: all but exits that it does not read."""
+    learned: frozenset[str]
+    """The parameters that its loss reaches: what a local variant corrects and remembers."""
+    exits: tuple[str, ...]
+    """The exits of its model that its objective reads or its pool shares, shallowest first."""
+
+
+def holdings(
+    family: Family, objectives: Mapping[str, Objective], pools: Pools, batch: tuple[Tensor, Tensor]
+) -> dict[str, Holding]:
+    """What each tier holds: an exit is held if the objective uses it or the merge shares it with another tier.
+
+    So FedHeN's and NoSide's complex devices carry the simple exit, Decouple's do not. Any small batch will do.
+    """
+    found: dict[str, Holding] = {}
+    tiers = list(objectives)
+    for pool in checked_pools(pools, tiers):
+        shared: set[str] = set()
+        for tier in sorted(pool, key=tiers.index):
+            others = _Pool(pool, shared)
+            found[tier] = _holding(family, tier, objectives[tier], batch, others)
+            shared |= found[tier].shapes.keys()
+    return {tier: found[tier] for tier in tiers}
+
+
+def checked_pools(pools: Pools, tiers: Sequence[str]) -> list[tuple[str, ...]]:
+    """The pools, if every tier is in exactly one."""
+    found = pools(tiers)
+    if sorted(tier for pool in found for tier in pool) != sorted(tiers):
+        raise UserError(f"a method must put every tier into exactly one pool, found {found}")
+    return found
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """The tiers that average their common weights together, and the weights that those before hold."""
+
+    tiers: tuple[str, ...]
+    weights: set[str]
+
+
+def _holding(family: Family, tier: str, objective: Objective, batch: tuple[Tensor, Tensor], pool: _Pool) -> Holding:
+    inputs, labels = batch
+    with seeds.randomness(0, "holdings"):
+        module = family.build(tier).to(inputs.device)
+        logits = list(module(inputs))
+        loss = objective(logits, labels)
+        read = torch.autograd.grad(loss, logits, allow_unused=True, retain_graph=True)
+        (trained,) = reached(module, [loss])
+        by_exit = reached(module, logits)
+    # What no exit reaches (a frozen layer, a buffer) belongs to the model, and to its updates, all the same.
+    idle = set().union(*by_exit) - trained
+    held = {n: shape for n, shape in shapes_of(weights_of(module)).items() if n in pool.weights or n not in idle}
+    exits = tuple(e for e, g in zip(family.exits(tier), read, strict=True) if g is not None or e in pool.tiers)
+    return Holding(held, frozenset(held.keys() - idle), frozenset(trained), exits)

@@ -1,0 +1,241 @@
+"""How fast this machine plays a recipe: the plain loop and the fast engine in one run, beside the machine's ceiling."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedhen.algorithm.rounds import Sent
+from fedhen.config.settings import Config
+from fedhen.data import sources
+from fedhen.data.batches import batch
+from fedhen.data.dataset import Data
+from fedhen.data.storage import data_root
+from fedhen.engines.sequential import PlainDevices
+from fedhen.errors import UserError
+from fedhen.experiment import provenance
+from fedhen.experiment.build import assemble
+from fedhen.experiment.experiment import Experiment, Step
+from fedhen.hardware.accelerator import device_named
+from fedhen.hardware.peak import peak, product_rate, reset_peak, synchronise
+from fedhen.params import size
+
+SHAPES = {"cifar10": (3, 32, 32, 10), "cifar100": (3, 32, 32, 100)}
+"""Channels, height, width and classes of data that random numbers can stand in for."""
+PLAIN_ROUNDS, PLAIN_SECONDS = 10, 40.0
+"""As many rounds of the plain loop are measured as take so long, at least one."""
+ENOUGH = 4.0
+"""Seconds after which a training has been timed often enough."""
+TURN = 2.0
+"""Seconds that a loop plays before it is another's turn: long against the caches that each has to fill anew."""
+
+Seconds = dict[tuple[int, ...], float]
+"""Of a round, by its number and the devices that were active."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to measure."""
+
+    config: Config
+    rounds: int
+    """Of the fast engine; the plain loop plays fewer."""
+    accelerator: str = "auto"
+    data_dir: Path | None = None
+
+
+def bench(ask: Ask, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure; `say` is told what happens meanwhile."""
+    data, real = load(ask)
+    where = device_named(ask.accelerator)
+    precision = assemble(ask.config, data=data, accelerator=ask.accelerator).precision.name
+    found: dict[str, Any] = {
+        "recipe": ask.config.recipe,
+        "method": ask.config.method,
+        "precision": precision,
+        "data": ask.config.data.name if real else f"random numbers in the shape of {ask.config.data.name}",
+        **provenance.describe(where, ask.config.runtime),
+    }
+    say("the matrix product")
+    ceiling = product_rate(where, precision)
+    loops = {"fast": with_runtime(ask.config, "fast", precision), "plain": with_runtime(ask.config, "plain", precision)}
+    if precision == "bf16" and where.type == "cuda":
+        # Where launches are the limit a plain loop is faster without autocast: the ratio is to the faster one.
+        loops["plain tf32"] = with_runtime(ask.config, "plain", "tf32")
+    seconds: dict[str, Seconds] = {}
+    # On a shared machine neighbours come and go: loops that play in turns see the same. A GPU's memory is for one.
+    for together in [[*loops]] if where.type == "cpu" else [[name] for name in loops]:
+        playing = {}
+        for name in together:
+            say(f"{ask.config.recipe}, {name}")
+            experiment = assemble(loops[name], data=data, accelerator=ask.accelerator)
+            playing[name] = Loop(experiment, ask.rounds if name == "fast" else 0)
+        while [name for name in together if playing[name].goes_on()]:
+            pass
+        for name in together:
+            found[name], seconds[name] = playing[name].measured()
+            found[name]["share_of_ceiling"] = found[name]["tflops"] / ceiling
+        del playing, experiment
+    # Rounds differ in which devices are active: only those that all have played are compared, if there are any.
+    same = set.intersection(*map(set, seconds.values()))
+    for name, own in seconds.items():
+        found[name]["seconds_a_round_of_all"] = mean(own[key] for key in same or own)
+    best = min(found[name]["seconds_a_round_of_all"] for name in loops if name != "fast")
+    say("the side objective")
+    return {
+        **found,
+        "ceiling_tflops": ceiling,
+        "ratio": best / found["fast"]["seconds_a_round_of_all"],
+        "side_objective": side_objective(ask, data),
+    }
+
+
+def load(ask: Ask) -> tuple[Data, bool]:
+    """The recipe's data, or random numbers in its shape where it is not on this machine: time does not see which."""
+    try:
+        return sources.load(ask.config.data, data_root(ask.data_dir), ask.config.seed), True
+    except UserError:
+        if ask.config.data.name not in SHAPES:
+            raise
+    *shape, classes = SHAPES[ask.config.data.name]
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (60000, *shape), dtype=torch.uint8, generator=draw).float().div_(255)
+    y = torch.randint(0, classes, (60000,), generator=draw)
+    limit = ask.config.data.limit or 50000
+    return Data(x[:limit], y[:limit], x[50000 : 50000 + limit], y[50000 : 50000 + limit], classes), False
+
+
+def with_runtime(config: Config, engine: str, precision: str) -> Config:
+    """The configuration on that engine."""
+    runtime = replace(config.runtime, engine=engine, precision=precision)  # type: ignore[arg-type]
+    return replace(config, runtime=runtime, rounds=10**6)
+
+
+class Loop:
+    """A loop that is measured, warmed up: graphs are captured, kernels chosen, and models scored once."""
+
+    def __init__(self, experiment: Experiment, rounds: int) -> None:
+        reset_peak(experiment.data.x.device)
+        self.experiment = experiment
+        warm = experiment.config.evaluation.every + 1
+        # A plain loop needs one round for that, and then plays the same ones.
+        experiment.played = 0 if rounds else warm - 1
+        self.left, self.seconds = (rounds, math.inf) if rounds else (PLAIN_ROUNDS, PLAIN_SECONDS)
+        self.steps, self.play = list[Step](), experiment.play()
+        self.first = self._step().timing["train"]
+        while experiment.played < warm:
+            self._step()
+        if not any("accuracy" in step.record for step in self.steps):
+            score_once(experiment)
+        self.steps.clear()
+
+    def goes_on(self) -> bool:
+        """Play for a turn, if there are rounds and seconds left."""
+        end, before = time.perf_counter() + TURN, len(self.steps)
+        while self.left and time.perf_counter() < end and (self.seconds > 0 or not self.steps):
+            self.left -= 1
+            self._step()
+        return len(self.steps) > before
+
+    def _step(self) -> Step:
+        step = next(self.play)
+        self.steps.append(step)
+        self.seconds -= step.timing["total"]
+        return step
+
+    def measured(self) -> tuple[dict[str, Any], Seconds]:
+        """Seconds, steps and operations of the rounds since, and the seconds of each."""
+        experiment, steps = self.experiment, self.steps
+        train = mean(step.timing["train"] for step in steps)
+        scoring = [step.timing["evaluate"] for step in steps if "accuracy" in step.record]
+        evaluate = mean(scoring) if scoring else score_once(experiment)
+        ends = [[(d, plan_ends(experiment, s, d)) for d in s.record["active"]] for s in steps]
+        each = {tier: operations(experiment, tier) for tier in experiment.server}
+        local = mean(sum(len(own) for _, own in round_) for round_ in ends)
+        work = mean(sum(own[-1] * each[experiment.tier_of[d]] for d, own in round_) for round_ in ends)
+        scored = evaluate / experiment.config.evaluation.every
+        found = {
+            "rounds": len(steps),
+            "seconds_a_round": train + scored,
+            "train": train,
+            "evaluate_once": evaluate,
+            "first_round": self.first,
+            "steps_a_second": local / train,
+            "tflops": work / train / 1e12,
+            "peak_memory_mb": peak(experiment.data.x.device) / 1e6,
+        }
+        each_round = {(s.record["round"], *s.record["active"]): s.timing["train"] + scored for s in steps}
+        return found, each_round
+
+
+def score_once(experiment: Experiment) -> float:
+    """Seconds that scoring all models takes."""
+    began = time.perf_counter()
+    experiment.scores(experiment.models())
+    return time.perf_counter() - began
+
+
+def plain_of(experiment: Experiment) -> PlainDevices:
+    """The plain devices behind any engine: they know the plans."""
+    devices: Any = experiment.devices
+    found = devices if isinstance(devices, PlainDevices) else devices.plain
+    assert isinstance(found, PlainDevices)
+    return found
+
+
+def plan_ends(experiment: Experiment, step: Step, device: int) -> Sequence[int]:
+    """Where the batches of a device end: one for each of its steps."""
+    return [int(end) for end in plain_of(experiment).plan(step.record["round"], device).ends]
+
+
+def operations(experiment: Experiment, tier: str) -> float:
+    """Floating-point operations that one example costs a device of a tier: products, forward and backward."""
+    fleet = plain_of(experiment).fleet
+    module = plain_of(experiment).new_module(tier).train()
+    plan = plain_of(experiment).plan(1, fleet.tier_of.index(tier))
+    inputs, labels = batch(fleet.data, plan, slice(0, 2), "none")
+    with FlopCounterMode(display=False) as counter:
+        fleet.objectives[tier](module(inputs), labels).backward()  # type: ignore[no-untyped-call]
+    return float(counter.get_total_flops()) / len(labels)
+
+
+def side_objective(ask: Ask, data: Data) -> dict[str, Any]:
+    """What the side objective costs a device of the largest tier: a step's time and operations, and the bytes it sends.
+
+    With it is the method FedHeN; without is Decouple, whose largest model has no exit but its own.
+    """
+    found: dict[str, Any] = {}
+    for label, method in (("with", "fedhen"), ("without", "decouple")):
+        config = replace(with_runtime(ask.config, "fast", ask.config.runtime.precision), method=method, method_file="")
+        experiment = assemble(config, data=data, accelerator=ask.accelerator)
+        tier = list(experiment.server)[-1]
+        some = [d for d, t in enumerate(experiment.tier_of) if t == tier][: config.devices.active]
+        plain = plain_of(experiment)
+        trainings, times = timed_trainings(experiment, some), list[float]()
+        while len(times) < 3 or (len(times) < 12 and sum(times) < ENOUGH):
+            times.append(next(trainings))
+        count = sum(len(plain.plan(2, device).ends) for device in some)
+        found[label] = {
+            "milliseconds_a_step": 1e3 * min(times[1:]) / count,
+            "gflop_an_example": operations(experiment, tier) / 1e9,
+            "bytes_each_way": size(experiment.server[tier]),
+        }
+    return {**found, "ratio": {key: found["with"][key] / found["without"][key] for key in found["with"]}}
+
+
+def timed_trainings(experiment: Experiment, devices: Sequence[int]) -> Iterator[float]:
+    """Seconds that it takes to train these devices, again and again."""
+    sent = Sent(experiment.memories.cloud(experiment.server, experiment.local), experiment.memories.mean)
+    for number in range(1, 10**6):
+        began = time.perf_counter()
+        list(experiment.devices.train(number, sent, devices))
+        synchronise(experiment.data.x.device)
+        yield time.perf_counter() - began

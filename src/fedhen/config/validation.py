@@ -1,0 +1,165 @@
+"""Configurations from plain values, as TOML or Python gives them: every key and type is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import numbers
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from fedhen.config.settings import Config
+from fedhen.errors import UserError, unknown
+
+LARGEST = 2**63 - 1
+"""The largest whole number that arrays can hold."""
+
+
+def settings(section: type | None = None, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Every setting with its full key, in order."""
+    for item in dataclasses.fields(section or Config):
+        if dataclasses.is_dataclass(kind := hints(section or Config)[item.name]):
+            yield from settings(typing.cast(type, kind), f"{prefix}{item.name}.")
+        else:
+            yield prefix + item.name, item
+
+
+def by_key(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting of a configuration by its full key, a table of free names as one value.
+
+    What the configuration does not say is at its default: a setting that came after it was written changes nothing.
+    What no setting explains is kept under its own key.
+    """
+    usual = json.loads(json.dumps(dataclasses.asdict(Config())))
+    found = {key: _at(tree, key, _at(usual, key)) for key, _ in settings()}
+    return found | {key: value for key, value in flat(tree).items() if not any(_within(key, known) for known in found)}
+
+
+def _at(tree: Any, key: str, otherwise: Any = None) -> Any:
+    for name in key.split("."):
+        if not isinstance(tree, Mapping) or name not in tree:
+            return otherwise
+        tree = tree[name]
+    return tree
+
+
+def _within(key: str, other: str) -> bool:
+    return key == other or key.startswith(f"{other}.")
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys; empty ones leave nothing."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return leaves
+
+
+def hints(section: type) -> dict[str, Any]:
+    """The types of a section's settings."""
+    return typing.get_type_hints(section)
+
+
+def from_mapping(values: Mapping[str, Any], base: Config | None = None) -> Config:
+    """A configuration from nested values as TOML gives them, over a base; a UserError names the key that is wrong."""
+    return typing.cast(Config, _section(Config, values, base or Config(), ""))
+
+
+def _section(section: type, values: Any, base: Any, prefix: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise UserError(f"{prefix.rstrip('.')} must be a table, found {_toml_type(values)}")
+    kinds, changes = hints(section), {}
+    for name, value in values.items():
+        if name not in kinds:
+            raise _unknown_setting(prefix + str(name), [prefix + n for n in kinds])
+        if dataclasses.is_dataclass(kinds[name]):
+            changes[name] = _section(typing.cast(type, kinds[name]), value, getattr(base, name), f"{prefix}{name}.")
+        else:
+            changes[name] = _value(kinds[name], value, prefix + name)
+            _check_bound(section, name, changes[name], prefix + name)
+    return dataclasses.replace(base, **changes)
+
+
+def _unknown_setting(key: str, here: list[str]) -> UserError:
+    """With the setting of that name in another section, if there is one."""
+    elsewhere = [full for full, _ in settings() if full.rpartition(".")[2] == key.rpartition(".")[2]]
+    if elsewhere:
+        return UserError(f"unknown setting {key!r}: did you mean {elsewhere[0]!r}?")
+    return unknown("setting", key, here)
+
+
+def _check_bound(section: type, name: str, value: Any, key: str) -> None:
+    bounds = next(f for f in dataclasses.fields(section) if f.name == name).metadata
+    if bounds["least"] is not None and not value >= bounds["least"]:
+        raise UserError(f"{key} = {value} is too small: it must be at least {bounds['least']}")
+    if bounds["above"] is not None and not value > bounds["above"]:
+        raise UserError(f"{key} = {value} is too small: it must be above {bounds['above']}")
+    if bounds["most"] is not None and not value <= bounds["most"]:
+        raise UserError(f"{key} = {value} is too large: it must be at most {bounds['most']}")
+
+
+def _value(kind: Any, value: Any, key: str) -> Any:
+    """The value as that type, or a UserError."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        if value not in args:
+            raise unknown(f"value of {key}", value, args)
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _either(args, value, key)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{key} must be a list, found {_toml_type(value)}")
+        return tuple(_value(args[0], item, key) for item in value)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise UserError(f"{key} must be a table, found {_toml_type(value)}")
+        return {str(name): _value(args[1], item, f"{key}.{name}") for name, item in value.items()}
+    return _scalar(kind, value, key)
+
+
+def _scalar(kind: type, value: Any, key: str) -> Any:
+    if not isinstance(value, bool):
+        # numpy's numbers are numbers too.
+        if kind is int and isinstance(value, numbers.Integral):
+            value = int(value)
+        elif kind is float and isinstance(value, numbers.Real):
+            value = _as_float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UserError(f"{key} must be {_NAMES[kind]}, found {_toml_type(value)} {value!r}")
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        raise UserError(f"{key} must be a finite number, found {value}")
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        raise UserError(f"{key} is a number of {len(str(abs(value)))} digits: it must be at most {LARGEST}")
+    return value
+
+
+def _as_float(value: numbers.Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
+
+
+def _either(kinds: tuple[Any, ...], value: Any, key: str) -> Any:
+    for kind in kinds:
+        try:
+            return _value(kind, value, key)
+        except UserError:
+            continue
+    raise UserError(f"{key} must be {' or '.join(_type_name(kind) for kind in kinds)}, found {value!r}")
+
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+
+
+def _type_name(kind: Any) -> str:
+    return " or ".join(map(repr, typing.get_args(kind))) if typing.get_origin(kind) is Literal else _NAMES[kind]
+
+
+def _toml_type(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "a table"
+    return "a list" if isinstance(value, list | tuple) else _NAMES.get(type(value), type(value).__name__)

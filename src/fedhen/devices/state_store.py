@@ -1,0 +1,235 @@
+"""What is kept for each device that has trained: one packed vector, where there is room for it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import IO, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhen.config.settings import RuntimeConfig
+from fedhen.errors import UserError
+from fedhen.hardware.memory import free_memory
+from fedhen.params import Weights, pack, unpack
+
+
+class Place(Protocol):
+    """Where vectors are kept; what was read stays as it is when the device's vector is written again."""
+
+    lasting: bool
+    """Whether what `kept` gives costs no copy."""
+
+    def write(self, key: int, vector: Tensor) -> None:
+        """Keep a copy."""
+        ...
+
+    def read(self, key: int) -> Tensor:
+        """The vector, where devices train."""
+        ...
+
+    def kept(self, key: int) -> Tensor:
+        """The vector, where it lies."""
+        ...
+
+    def forget(self, key: int) -> None:
+        """Make room."""
+        ...
+
+
+class Entry(NamedTuple):
+    """What is kept for a device: where its vector is, and what it packs."""
+
+    key: int
+    layout: Weights
+
+
+class Shelf(MutableMapping[int, Weights]):
+    """Weights by device, packed; nothing is kept for a device before its weights are put here."""
+
+    def __init__(self, place: Place | None = None) -> None:
+        self.place = place or InMemory()
+        self.undoable = False
+        """Whether what is replaced is kept until `settle`; it costs the memory of what a round replaces."""
+        self._entries: dict[int, Entry] = {}
+        self._before: dict[int, Entry | None] = {}
+        self._keys = itertools.count()
+        self._known: dict[tuple[object, ...], Weights] = {}
+
+    def __getitem__(self, device: int) -> Weights:
+        return unpack(self.vector(device), self._entries[device].layout)
+
+    def __setitem__(self, device: int, weights: Weights) -> None:
+        self.put(device, pack(weights), weights)
+
+    def __delitem__(self, device: int) -> None:
+        entry = self._entries.pop(device)
+        if self._is_first_change(device):
+            self._before[device] = entry
+        else:
+            self.place.forget(entry.key)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, device: object) -> bool:
+        return device in self._entries
+
+    def vector(self, device: int) -> Tensor:
+        """A device's packed weights."""
+        return self.place.read(self._entries[device].key)
+
+    def kept(self, device: int) -> Tensor:
+        """The same, not brought to where devices train."""
+        return self.place.kept(self._entries[device].key)
+
+    def put(self, device: int, vector: Tensor, like: Mapping[str, Tensor]) -> None:
+        """Keep packed weights, which have the names, shapes and types of others."""
+        old = self._entries.get(device)
+        if self._is_first_change(device):
+            self._before[device], old = old, None
+        key = next(self._keys) if old is None else old.key
+        self.place.write(key, vector)
+        kind = tuple((name, tensor.shape, tensor.dtype) for name, tensor in like.items())
+        # Devices of a tier share one layout; meta tensors have shape and type and no memory.
+        if kind not in self._known:
+            self._known[kind] = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in like.items()}
+        self._entries[device] = Entry(key, self._known[kind])
+
+    def settle(self) -> None:
+        """What has changed since the last time can no longer be undone."""
+        for entry in self._before.values():
+            if entry is not None:
+                self.place.forget(entry.key)
+        self._before.clear()
+
+    def undo(self) -> None:
+        """Put back what was here at the last `settle`."""
+        for device, entry in self._before.items():
+            if device in self._entries:
+                self.place.forget(self._entries.pop(device).key)
+            if entry is not None:
+                self._entries[device] = entry
+        self._before.clear()
+
+    def _is_first_change(self, device: int) -> bool:
+        return self.undoable and device not in self._before
+
+
+class InMemory:
+    """In the memory of an accelerator, or of the host; without a place to keep them, where they come from."""
+
+    lasting = True
+
+    def __init__(self, keep: torch.device | None = None, back: torch.device | None = None) -> None:
+        self.keep, self.back = keep, back
+        self.vectors: dict[int, Tensor] = {}
+
+    def write(self, key: int, vector: Tensor) -> None:
+        """A copy of its own: the vector may be a view of something larger."""
+        self.vectors[key] = vector.to(self.keep or vector.device, copy=True)
+
+    def read(self, key: int) -> Tensor:
+        """The vector itself, or a copy where devices train elsewhere."""
+        vector = self.vectors[key]
+        return vector.to(self.back or vector.device)
+
+    def kept(self, key: int) -> Tensor:
+        """The vector itself: it is replaced, and never changed."""
+        return self.vectors[key]
+
+    def forget(self, key: int) -> None:
+        """Drop it."""
+        del self.vectors[key]
+
+
+class OnDisk:
+    """In one growing file without a name, a slot a vector: the system removes it, however the process ends.
+
+    Plain reads and writes, no mapping: a full disk is then an error that can be told, and no fatal signal.
+    """
+
+    lasting = False
+
+    def __init__(self, folder: str, back: torch.device) -> None:
+        self.folder, self.back = folder, back
+        self.file: IO[bytes] | None = None
+        self.end = 0
+        self.slots: dict[int, tuple[int, int, torch.dtype]] = {}
+        self.free: dict[int, list[int]] = {}
+
+    def write(self, key: int, vector: Tensor) -> None:
+        """Into the slot of that key."""
+        content = vector.detach().cpu().contiguous().view(torch.uint8).numpy()
+        if key not in self.slots:
+            spare = self.free.get(content.nbytes)
+            begin = spare.pop() if spare else self.end
+            self.end = max(self.end, begin + content.nbytes)
+            self.slots[key] = begin, content.nbytes, vector.dtype
+        begin = self.slots[key][0]
+        try:
+            if self.file is None:
+                self.file = tempfile.TemporaryFile(dir=self.folder or None)  # noqa: SIM115
+            done = 0
+            while done < content.nbytes:
+                done += os.pwrite(self.file.fileno(), content.data[done:], begin + done)
+        except OSError as error:
+            where = self.folder or tempfile.gettempdir()
+            raise UserError(
+                f"cannot keep the devices' models in {where}: {error.strerror}; set runtime.rows_dir"
+            ) from None
+
+    def read(self, key: int) -> Tensor:
+        """A copy of the slot."""
+        return self.kept(key).to(self.back)
+
+    def kept(self, key: int) -> Tensor:
+        """A copy of the slot, on the host."""
+        begin, size, kind = self.slots[key]
+        assert self.file is not None
+        content = np.empty(size, dtype=np.uint8)
+        done = 0
+        # At a place of its own: two threads may read at once, and a file has one position.
+        while done < size:
+            read = os.preadv(self.file.fileno(), [content.data[done:]], begin + done)
+            if not read:
+                raise UserError(f"the devices' models in {self.folder or tempfile.gettempdir()} were cut short")
+            done += read
+        return torch.from_numpy(content).view(kind)
+
+    def forget(self, key: int) -> None:
+        """The slot is free for the next one of its size."""
+        begin, size, _ = self.slots.pop(key)
+        self.free.setdefault(size, []).append(begin)
+
+
+def shelves(runtime: RuntimeConfig, accelerator: torch.device, needed: int) -> Callable[[], Shelf]:
+    """New shelves as configured; `needed` is how many bytes all devices together would put on all of them."""
+    if runtime.rows_dir and not Path(runtime.rows_dir).is_dir():
+        raise UserError(f"runtime.rows_dir={runtime.rows_dir} is no folder: make it, or name another")
+    near = free_memory(accelerator), free_memory(torch.device("cpu"))
+    where = roomiest(needed, *near) if runtime.rows == "auto" else runtime.rows
+    places: dict[str, Callable[[], Place]] = {
+        "accelerator": lambda: InMemory(accelerator, accelerator),
+        "host": lambda: InMemory(torch.device("cpu"), accelerator),
+        "disk": lambda: OnDisk(runtime.rows_dir, accelerator),
+    }
+    return lambda: Shelf(places[where]())
+
+
+def roomiest(needed: int, on_accelerator: int, on_host: int) -> Literal["accelerator", "host", "disk"]:
+    """The nearest place with room: a quarter of the accelerator's free memory, half of the host's, else the disk.
+
+    On a CPU both are the host: more than a quarter of it is then still the host.
+    """
+    if needed <= on_accelerator // 4:
+        return "accelerator"
+    return "host" if needed <= on_host // 2 else "disk"

@@ -1,0 +1,1 @@
+"""Several processes that play one run together: what they send each other."""

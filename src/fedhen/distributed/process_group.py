@@ -1,0 +1,217 @@
+"""Several ranks over torch.distributed: NCCL between GPUs, gloo between CPUs. Numbers and JSON travel, no pickles."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import math
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from fedhen.distributed import communicator as rooms
+from fedhen.distributed.communicator import ALONE, RankLost, Ranks
+from fedhen.errors import UserError
+from fedhen.params import Average
+
+T = TypeVar("T")
+PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for the others: as long as the slowest one's share of a round may take."""
+MOMENT = timedelta(seconds=10)
+"""How long a rank that stops waits for rank 0 to say the same, and how long one that has lost another has to end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined(Ranks):
+    """One of several ranks."""
+
+    where: torch.device
+    """Where tensors must lie to be sent."""
+    store: Store
+    """Where the last word of rank 0 is left."""
+
+    def combined(self, average: Average) -> Average:
+        """One reduction of all sums and counts, after a word on which there are."""
+        names = list(average.shapes)
+        # 0: nobody here has folded such a weight, 1: whole tensors, 2: some elements more often than others.
+        own = [int(n in average.sums) + isinstance(average.counts.get(n), Tensor) for n in names]
+        found = {n: max(each) for n, *each in zip(names, *self.gather(own), strict=True) if max(each)}
+        if not found:
+            return average
+        whole = [n for n in found if found[n] == 1]
+        shapes = average.shapes
+        parts = [average.sums[n].reshape(-1) if n in average.sums else self._zeros(shapes[n]) for n in found]
+        parts += [self._elements(average, n) for n in found if found[n] == 2]
+        counts = torch.tensor([average.counts.get(n, 0.0) for n in whole], dtype=torch.float64, device=self.where)
+        flat = torch.cat([part.to(self.where) for part in [*parts, counts]])
+        self._reduce(flat)
+        result, sizes = Average(shapes), [part.numel() for part in parts]
+        *parts, counts = torch.split(flat, [*sizes, len(whole)])
+        for name, part in zip([*found, *(n for n in found if found[n] == 2)], parts, strict=True):
+            (result.counts if name in result.sums else result.sums)[name] = part.view(shapes[name])
+        result.counts.update(zip(whole, counts.tolist(), strict=True))
+        return result
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(math.prod(shape), dtype=torch.float64, device=self.where)
+
+    def _elements(self, average: Average, name: str) -> Tensor:
+        counts = average.counts.get(name, 0.0)
+        return counts.reshape(-1) if isinstance(counts, Tensor) else self._zeros(average.shapes[name]) + counts
+
+    def total(self, vector: Tensor) -> Tensor:
+        """The sum over the ranks."""
+        together = vector.to(self.where, copy=True)
+        self._reduce(together)
+        return together.to(vector.device)
+
+    def _reduce(self, tensor: Tensor) -> None:
+        with lost():
+            dist.all_reduce(tensor)
+
+    def gather(self, value: T) -> list[T]:
+        """Lengths first, then the texts, filled up to the longest."""
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.where)
+        lengths = self._every(torch.tensor([len(text)], device=self.where))
+        longest = max(int(length) for length in lengths)
+        texts = self._every(torch.nn.functional.pad(text, (0, longest - len(text))))
+        return [json.loads(t[: int(n)].cpu().numpy().tobytes()) for n, t in zip(lengths, texts, strict=True)]
+
+    def _every(self, tensor: Tensor) -> list[Tensor]:
+        found = [torch.empty_like(tensor) for _ in range(self.number)]
+        with lost():
+            dist.all_gather(found, tensor)
+        return found
+
+    def first(self, act: Callable[[], T]) -> T:
+        """What rank 0 alone does, told to all; its UserError is everybody's."""
+        told: dict[str, T | str] = {}
+        if not self.rank:
+            try:
+                told["value"] = act()
+            except UserError as error:
+                told["error"] = str(error)
+        told = self.gather(told)[0]
+        if "error" in told:
+            raise UserError(told["error"])
+        return told["value"]  # type: ignore[return-value]
+
+    def carry(self, source: int, to: int, vector: Tensor) -> Tensor:
+        """From one rank to another."""
+        with lost():
+            if self.rank == source:
+                dist.send(vector.to(self.where), to)
+                return vector
+            arrived = torch.empty_like(vector, device=self.where)
+            dist.recv(arrived, source)
+            return arrived.to(vector.device)
+
+    def say(self, error: str) -> None:
+        """Rank 0 tells it; another rank does where rank 0 does not have the same."""
+        told = f"fedhen/error/{crc32(error.encode())}"
+        if not self.rank:
+            print(f"fedhen: {error}", file=sys.stderr, flush=True)
+            with contextlib.suppress(RuntimeError):
+                self.store.set(told, "")
+            return
+        try:
+            self.store.wait([told], MOMENT)
+        except RuntimeError:
+            print(f"fedhen: rank {self.rank} stopped: {error}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def lost() -> Iterator[None]:
+    """What torch says when another rank is gone, in one line; the ranks that are left need not be taken leave of."""
+    try:
+        yield
+    except RuntimeError as error:
+        rooms.remember(None)
+        said = re.sub(r"^\[\S+\]\s*", "", str(error).splitlines()[0]).split(". ")[0]
+        raise RankLost(f"another rank cannot be reached: {said}") from None
+
+
+def join(where: torch.device) -> Ranks:
+    """Meet the ranks that this process was launched with, once; alone where there are none."""
+    if rooms.here().number == 1 or isinstance(rooms.here(), Joined):
+        return rooms.here() if isinstance(rooms.here(), Joined) else ALONE
+    # Its functions take the group of the moment as a default when torch first imports it: they must not get hold of
+    # ours, or it would outlive `leave`, and gloo's threads, letting go of their tensors, abort a dying interpreter.
+    importlib.import_module("torch.distributed.nn")
+    backend = "nccl" if where.type == "cuda" else "gloo"
+    with lost():
+        store, rank, number = next(rendezvous("env://", timeout=PATIENCE))
+        own = where if where.type == "cuda" else None
+        dist.init_process_group(backend, store=store, rank=rank, world_size=number, timeout=PATIENCE, device_id=own)
+    ranks = Joined(rank=rank, number=number, where=where, store=store)
+    rooms.remember(ranks)
+    atexit.register(leave)
+    if threading.current_thread() is threading.main_thread():
+        # Python writes to the wakeup only where it has a handler.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        end_when_told(rank)
+    return ranks
+
+
+def has_lost() -> bool:
+    """Whether this rank, which had joined, cannot reach the others any more, or has taken leave of them."""
+    return not isinstance(rooms.here(), Joined)
+
+
+def leave() -> None:
+    """Take leave of the other ranks."""
+    if isinstance(rooms.here(), Joined):
+        dist.destroy_process_group()
+        rooms.remember(None)
+
+
+def end_when_told(rank: int, patience: float = 0.0, busy: Callable[[], bool] = bool) -> Callable[[], None]:
+    """On SIGTERM, which torchrun sends when another rank has died, and on SIGINT, say so and end; returns the undoing.
+
+    First the rank has some seconds to end by itself, and more while it is busy; one that has lost the others says so
+    itself. In a thread: the main one may be inside a reduction that nobody else takes part in any more.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before, over = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), threading.Event()
+
+    def watch() -> None:
+        while (number := os.read(reader, 1)[0]) not in (signal.SIGTERM, signal.SIGINT):
+            pass
+        if over.wait(patience):
+            return
+        while busy():
+            if over.wait(0.1):
+                return
+        if has_lost():
+            # It says so itself; one that goes on all the same is ended.
+            if over.wait(MOMENT.total_seconds()):
+                return
+            os._exit(128 + number)
+        said = "told to, or since another rank has ended; `fedhen resume` goes on after the last checkpoint"
+        print(f"fedhen: rank {rank} stopped: {said}", file=sys.stderr, flush=True)
+        os._exit(128 + number)
+
+    def undo() -> None:
+        over.set()
+        signal.set_wakeup_fd(before)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return undo

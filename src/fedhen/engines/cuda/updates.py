@@ -1,0 +1,177 @@
+"""The whole update of a step, from the gradients to the weights, in two passes over memory (Triton)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fedhen.engines.cuda.layout import Layout
+
+BLOCK = 4096
+"""Numbers that one program updates: a divisor of the sizes of most weights, so that most blocks are whole."""
+TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+SETTINGS = ("lr", "clip", "pull", "decay", "momentum")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The parts that weights are updated in, each a part of one weight, whole blocks of the leading ones first."""
+
+    parts: Sequence[tuple[str, int, int]]
+    """Weight, where the part begins in the flat vectors, and how many numbers it has."""
+    whole: int
+    """How many, from the first on, have BLOCK numbers and gradients of one type."""
+    begins: Tensor
+    counts: Tensor
+
+
+@dataclass
+class State:
+    """What a device's steps read and write, as flat vectors in one order."""
+
+    weights: Tensor
+    low: Tensor
+    """The leading weights once more, in the precision of products."""
+    settings: Tensor
+    """The numbers that SETTINGS names: on the GPU, so that a captured step follows them."""
+    offset: Tensor | None
+    """The correction's, where the local variant has one."""
+    momenta: Tensor | None
+    blocks: Blocks
+    sums: Tensor
+    """Room for the blocks' sums of squares."""
+    factor: Tensor
+    """Room for what the clip leaves of the gradient."""
+
+
+def new_state(layout: Layout, like: Tensor, corrects: bool, moves: bool) -> State:
+    """Zeros for the weights of a layout."""
+    zeros, found = partial(like.new_zeros, dtype=like.dtype), blocks_of(layout, like.device)
+    return State(
+        weights=zeros(layout.size),
+        low=like.new_zeros(layout.lowered, dtype=torch.bfloat16),
+        settings=zeros(len(SETTINGS)),
+        offset=zeros(layout.size) if corrects else None,
+        momenta=zeros(layout.size) if moves else None,
+        blocks=found,
+        sums=zeros(len(found.parts)),
+        factor=zeros(1),
+    )
+
+
+def blocks_of(layout: Layout, device: torch.device) -> Blocks:
+    """A layout cut into blocks."""
+    parts = [
+        (name, begin + first, min(BLOCK, layout.shapes[name].numel() - first))
+        for name, begin in layout.places.items()
+        for first in range(0, layout.shapes[name].numel(), BLOCK)
+    ]
+
+    def is_whole(part: tuple[str, int, int]) -> bool:
+        # In full precision all gradients are of one type.
+        return part[2] == BLOCK and (part[1] < layout.lowered or not layout.lowered)
+
+    parts.sort(key=lambda part: not is_whole(part))
+    begins, counts = (torch.tensor([p[k] for p in parts], dtype=torch.int32, device=device) for k in (1, 2))
+    return Blocks(parts, sum(map(is_whole, parts)), begins, counts)
+
+
+def addresses(layout: Layout, blocks: Blocks, gradients: Mapping[str, Tensor]) -> Sequence[int]:
+    """Where the gradient of each block lies in memory; the gradients must lie as the weights do in the layout."""
+    return [
+        gradients[name].data_ptr() + (begin - layout.places[name]) * gradients[name].element_size()
+        for name, begin, _ in blocks.parts
+    ]
+
+
+@triton.jit
+def _corrected(w, offset, settings, address, begin, count, lowered, LEAD, CORRECTS, WHOLE: tl.constexpr, BLOCK):
+    """A block of the gradient, with the local variant's correction, and which of its numbers there are."""
+    at = tl.arange(0, BLOCK)
+    # Without a mask, and with one type, many numbers are read at once.
+    inside = at < BLOCK if WHOLE else at < count
+    if WHOLE:
+        grad = tl.load(tl.multiple_of(address.to(tl.pointer_type(LEAD)), 16) + at).to(w.dtype.element_ty)
+    elif begin < lowered:
+        grad = tl.load(address.to(tl.pointer_type(LEAD)) + at, inside, 0.0).to(w.dtype.element_ty)
+    else:
+        grad = tl.load(address.to(w.dtype) + at, inside, 0.0)
+    if CORRECTS:
+        grad += tl.load(offset + begin + at, inside, 0.0)
+        grad += tl.load(settings + 2) * tl.load(w + begin + at, inside, 0.0)
+    return grad, inside
+
+
+@triton.jit
+def _squares(
+    w, offset, settings, table, begins, counts, sums, lowered, first,
+    LEAD: tl.constexpr, CORRECTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum of the squares of one block of the corrected gradient."""
+    block = first + tl.program_id(0)
+    count, address = tl.load(counts + block), tl.load(table + block)
+    begin = tl.multiple_of(tl.load(begins + block), 64)
+    grad, _ = _corrected(w, offset, settings, address, begin, count, lowered, LEAD, CORRECTS, WHOLE, BLOCK)
+    tl.store(sums + block, tl.sum(grad * grad))
+
+
+@triton.jit
+def _clip(sums, settings, factor, number, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """How much of the gradient the clip leaves, as torch.nn.utils.clip_grad_norm_ has it."""
+    total = tl.zeros([BLOCK], sums.dtype.element_ty)
+    for part in tl.static_range(PARTS):
+        at = part * BLOCK + tl.arange(0, BLOCK)
+        total += tl.load(sums + at, at < number, 0.0)
+    left = tl.load(settings + 1) / (tl.sqrt(tl.sum(total)) + 1e-6)
+    # A norm that is not a number stays one, and makes weights that are none.
+    tl.store(factor, tl.where(left > 1.0, 1.0, left))
+
+
+@triton.jit
+def _update(
+    w, low, offset, momenta, settings, table, begins, counts, factor, lowered, first,
+    LEAD: tl.constexpr, CORRECTS: tl.constexpr, MOVES: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Clip, decay, momentum and step of one block, and the lower-precision copy of the weights beside."""
+    block = first + tl.program_id(0)
+    count, address = tl.load(counts + block), tl.load(table + block)
+    begin = tl.multiple_of(tl.load(begins + block), 64)
+    grad, inside = _corrected(w, offset, settings, address, begin, count, lowered, LEAD, CORRECTS, WHOLE, BLOCK)
+    at = begin + tl.arange(0, BLOCK)
+    value = tl.load(w + at, inside, 0.0)
+    grad = grad * tl.load(factor) + tl.load(settings + 3) * value
+    if MOVES:
+        grad += tl.load(settings + 4) * tl.load(momenta + at, inside, 0.0)
+        tl.store(momenta + at, grad, inside)
+    value -= tl.load(settings) * grad
+    tl.store(w + at, value, inside)
+    if begin < lowered:
+        tl.store(low + at, value.to(low.dtype.element_ty), inside)
+
+
+def update(state: State, table: Tensor) -> None:
+    """One step of Alg. 2: correction, clip, decay, momentum, step. `table` holds the gradient blocks' addresses."""
+    blocks, lowered = state.blocks, len(state.low)
+    offset = state.weights if state.offset is None else state.offset
+    momenta = state.weights if state.momenta is None else state.momenta
+    corrects, moves = state.offset is not None, state.momenta is not None
+    lead = tl.bfloat16 if lowered else TYPES[state.weights.dtype]
+    number, places = len(blocks.parts), (table, blocks.begins, blocks.counts)
+    pieces = [(first, many, whole) for first, many, whole in
+              ((0, blocks.whole, True), (blocks.whole, number - blocks.whole, False)) if many]  # fmt: skip
+    for first, many, whole in pieces:
+        _squares[(many,)](
+            state.weights, offset, state.settings, *places, state.sums, lowered, first, lead, corrects, whole, BLOCK
+        )
+    _clip[(1,)](state.sums, state.settings, state.factor, number, triton.cdiv(number, 1024), 1024)
+    for first, many, whole in pieces:
+        _update[(many,)](
+            state.weights, state.low, offset, momenta, state.settings, *places, state.factor, lowered, first,
+            lead, corrects, moves, whole, BLOCK,
+        )  # fmt: skip

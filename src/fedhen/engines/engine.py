@@ -1,0 +1,89 @@
+"""The engine of a run: what trains its devices and scores its models, chosen once."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from fedhen.algorithm.rounds import Devices
+from fedhen.devices.population import Fleet
+from fedhen.distributed.communicator import Ranks
+from fedhen.engines.parallel import ParallelDevices
+from fedhen.engines.scoring import Score, Scoring
+from fedhen.engines.sequential import PlainDevices
+from fedhen.engines.sharded import SharedDevices
+from fedhen.engines.worker_pool import can_fork
+from fedhen.hardware.threads import workers
+from fedhen.params import TierModels
+
+
+@dataclass(frozen=True)
+class Start:
+    """What engines are made of."""
+
+    plain: PlainDevices
+    scoring: Scoring
+    server: TierModels
+    mean: TierModels
+    ranks: Ranks
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Who trains devices and scores models, and the processes that must be ended with the rounds."""
+
+    devices: Devices
+    score: Score
+    workers: AbstractContextManager[object] = field(default_factory=nullcontext)
+
+
+def engine_of(start: Start) -> Engine:
+    """The engine that is configured, on every rank."""
+    plain, runtime = start.plain, start.plain.fleet.config.runtime
+    engine = Engine(plain, start.scoring) if runtime.engine == "plain" else fastest(start)
+    if start.ranks.number == 1:
+        return engine
+    return replace(engine, devices=SharedDevices(engine.devices, plain.fleet, plain.memory, start.ranks))
+
+
+def fastest(start: Start) -> Engine:
+    """The fast engine of where the data lies."""
+    plain, number = start.plain, workers(start.plain.fleet.config.runtime)
+    if not plain.fleet.data.x.is_cuda:
+        if number > 1 and not can_fork():
+            fix = "hide the GPU with CUDA_VISIBLE_DEVICES=" if sys.platform == "linux" else "use Linux"
+            warnings.warn(f"one worker trains all devices: for more, {fix}", stacklevel=2)
+            number = 1
+        if number == 1:
+            return Engine(plain, start.scoring)
+        parallel = ParallelDevices(plain, start.scoring, start.server, start.mean, number)
+        return Engine(parallel, parallel.score, parallel.workers)
+    if not has_triton():
+        warnings.warn("the GPU engine needs Triton, which is not installed: devices train one by one", stacklevel=2)
+        return Engine(plain, start.scoring)
+    from fedhen.engines.cuda.graphs import GraphDevices
+
+    return Engine(GraphDevices(plain), start.scoring)
+
+
+def has_triton() -> bool:
+    """Whether the GPU engine's kernels can be compiled here."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def to_score(fleet: Fleet, tier: str) -> nn.Module:
+    """A module of that tier, in the form that scores fastest where the data lies."""
+    module = PlainDevices(fleet).new_module(tier).eval()
+    if fleet.config.runtime.engine == "plain" or not fleet.data.x.is_cuda or not has_triton():
+        return module
+    from fedhen.engines.cuda.fusing import fused
+
+    found = fused(module, fleet.data.inputs(fleet.data.x_test[:2]), tier)
+    # A module of its own making may count on how its images lie.
+    return module if found is module else found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,0 +1,139 @@
+"""The fast runtime on a CPU: workers train the active devices, and score models, side by side.
+
+Each worker trains one device at a time, just as the sequential runtime does. So the result is the same to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from fedhen.algorithm.failures import fault_of
+from fedhen.algorithm.rounds import Sent
+from fedhen.algorithm.updates import Failure, Reply
+from fedhen.devices.population import Fleet
+from fedhen.devices.state_store import Shelf
+from fedhen.engines.scoring import Pass, Reading, Right, Scoring
+from fedhen.engines.sequential import Learned, PlainDevices
+from fedhen.engines.worker_pool import Answer, Job, Workers, shared_vector
+from fedhen.params import TierModels, pack, unpack
+from fedhen.runs.layout import KINDS
+
+
+@dataclass
+class ParallelDevices:
+    """The devices of a simulated fleet on a CPU, trained by several worker processes."""
+
+    plain: PlainDevices
+    scoring: Scoring
+    server: TierModels
+    """The initial models: later ones have the same shapes and types."""
+    mean: TierModels
+    """The initial mean of the devices' memories, likewise."""
+    number: int
+    """The number of workers."""
+
+    def __post_init__(self) -> None:
+        for tier in self.server:
+            # Built once, before there are workers.
+            self.plain.module(tier)
+        room, self.tiers = range(self.number), list(self.server)
+        models, means = ({tier: pack(of[tier]) for tier in of} for of in (self.server, self.mean))
+        self.models = {tier: shared_vector(vector) for tier, vector in models.items()}
+        """The models that are sent in a round, packed, where all workers see them."""
+        self.means = {tier: shared_vector(vector) for tier, vector in means.items()}
+        self.scored = [{tier: shared_vector(vector) for tier, vector in models.items()} for _ in KINDS]
+        """The models that are scored."""
+        self.learned = [[{t: shared_vector(vector) for t, vector in models.items()} for _ in (0, 1)] for _ in room]
+        """Worker -> place -> tier -> what its device has learned: one is read while the next is written."""
+        self.place = [0] * self.number
+        self.memories = [{tier: shared_vector(vector) for tier, vector in means.items()} for _ in room]
+        """Worker -> tier -> what its device remembers."""
+        self.workers = Workers(self.number, self.work)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The devices' data and tasks."""
+        return self.plain.fleet
+
+    @property
+    def memory(self) -> Shelf:
+        """What each device remembers, if the local variant has a memory."""
+        return self.plain.memory
+
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
+        """Alg. 1, lines 5-15; the devices that take longest come first."""
+        fleet, plain = self.fleet, self.plain
+        for tier in self.tiers:
+            self.models[tier].copy_(pack(sent.models[tier]))
+            if sent.mean.get(tier):
+                self.means[tier].copy_(pack(sent.mean[tier]))
+
+        def hand(worker: int, job: Job) -> None:
+            tier, memory = fleet.tier_of[job["device"]], plain.visit(job["device"], sent).memory
+            self.place[worker] = 1 - self.place[worker]
+            job |= {"memory": bool(memory), "mean": bool(sent.mean.get(tier)), "place": self.place[worker]}
+            if memory:
+                self.memories[worker][tier].copy_(pack(memory))
+
+        in_order = sorted(active, key=lambda device: (-fleet.cost(device), device))
+        jobs: list[Job] = [{"round": round_number, "device": device} for device in in_order]
+        for worker, job, answer in self.workers.each(jobs, hand):
+            device, tier = job["device"], fleet.tier_of[job["device"]]
+            if "loss" in answer:
+                weights = unpack(self.learned[worker][job["place"]][tier].clone(), self.server[tier])
+                yield plain.attempt(round_number, device, sent, Learned(weights, answer["loss"], answer["steps"]))
+            elif "failed" in answer:
+                yield Failure(device, answer["failed"])
+            else:
+                # What is not the device's fault is raised again here.
+                yield plain.attempt(round_number, device, sent)
+
+    def score(self, passes: Sequence[Pass]) -> list[Right]:
+        """Score every pass; its batches are dealt to all workers."""
+        ends = [part * self.scoring.batches // self.number for part in range(self.number + 1)]
+        jobs: list[Job] = []
+        for number, one in enumerate(passes):
+            # A tier is scored once for each kind of model.
+            kind = sum(other.tier == one.tier for other in passes[:number])
+            self.scored[kind][one.tier].copy_(pack(one.weights))
+            what = {"pass": number, "tier": one.tier, "kind": kind, "readings": [tuple(r) for r in one.readings]}
+            jobs += [{**what, "batches": batches} for batches in pairwise(ends) if batches[0] < batches[1]]
+        found: list[Right] = [[(0, 0)] * len(one.readings) for one in passes]
+        for _, job, answer in self.workers.each(jobs):
+            number = job["pass"]
+            # What a worker could not do is done here, and raises here.
+            right = answer.get("right") or self.scoring.part(passes[number], range(*job["batches"]))
+            found[number] = [(a + c, b + d) for (a, b), (c, d) in zip(found[number], right, strict=True)]
+        return found
+
+    def work(self, worker: int, job: Job) -> Answer:
+        """In a worker: do a job."""
+        try:
+            return self.learn(worker, job) if "device" in job else self.score_part(job)
+        except BaseException as error:
+            return {"error": repr(error)}
+
+    def learn(self, worker: int, job: Job) -> Answer:
+        """In a worker: train a device."""
+        device, tier = job["device"], self.fleet.tier_of[job["device"]]
+        mean = self.means[tier].clone() if job["mean"] else None
+        sent = Sent(
+            {tier: unpack(self.models[tier].clone(), self.server[tier])},
+            {} if mean is None else {tier: unpack(mean, self.mean[tier])},
+        )
+        memory = unpack(self.memories[worker][tier], self.mean[tier]) if job["memory"] else {}
+        try:
+            found = self.plain.learn(job["round"], device, sent, self.fleet.visit(device, sent, memory))
+        except Exception as error:
+            return {"failed": fault_of(error)}
+        self.learned[worker][job["place"]][tier].copy_(pack(found.weights))
+        return {"loss": found.loss, "steps": found.steps}
+
+    def score_part(self, job: Job) -> Answer:
+        """In a worker: score a pass on some batches."""
+        tier = job["tier"]
+        readings = [Reading(own, tuple(together)) for own, together in job["readings"]]
+        weights = unpack(self.scored[job["kind"]][tier], self.server[tier])
+        return {"right": self.scoring.part(Pass(tier, weights, readings), range(*job["batches"]))}

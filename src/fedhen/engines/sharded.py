@@ -1,0 +1,64 @@
+"""A round's devices shared out over ranks: each trains its own through whatever devices it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedhen.algorithm.rounds import Devices, Sent
+from fedhen.algorithm.updates import Reply
+from fedhen.devices.population import Fleet
+from fedhen.devices.state_store import Shelf
+from fedhen.distributed.communicator import Ranks
+from fedhen.params import pack
+
+
+@dataclass
+class SharedDevices:
+    """The devices of all ranks: every rank knows the whole plan, and trains its part of it."""
+
+    devices: Devices
+    fleet: Fleet
+    memory: Shelf
+    """What the devices that trained last on this rank remember."""
+    ranks: Ranks
+
+    def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
+        """Bring each device's memory to the rank that trains it, then train this rank's."""
+        owners = self.owners(active)
+        shares = shared_out({device: self.fleet.cost(device) for device in active}, self.ranks.number, owners)
+        for to, share in enumerate(shares):
+            for device in share:
+                if owners.get(device, to) != to:
+                    self.bring(device, owners[device], to, sent)
+        yield from self.devices.train(round_number, sent, shares[self.ranks.rank])
+
+    def owners(self, active: Sequence[int]) -> dict[int, int]:
+        """Which rank has the memory of which active device."""
+        if self.fleet.local.remember is None:
+            return {}
+        kept = self.ranks.gather([device for device in active if device in self.memory])
+        return {device: rank for rank, devices in enumerate(kept) for device in devices}
+
+    def bring(self, device: int, source: int, to: int, sent: Sent) -> None:
+        """Move a device's memory, in the same order on all ranks, so that none waits for another in a circle."""
+        tier = self.fleet.tier_of[device]
+        if self.ranks.rank == source:
+            self.ranks.carry(source, to, self.memory.vector(device))
+            del self.memory[device]
+        elif self.ranks.rank == to:
+            like = {n: t for n, t in sent.models[tier].items() if n in self.fleet.holdings[tier].learned}
+            self.memory.put(device, self.ranks.carry(source, to, pack(like)), like)
+
+
+def shared_out(costs: Mapping[int, int], number: int, owners: Mapping[int, int]) -> list[list[int]]:
+    """Each rank's devices, in rising order: the longest first to the least loaded rank.
+
+    Of several the one that owns the device's memory, else the lowest.
+    """
+    loads, shares = [0] * number, [[] for _ in range(number)]  # type: tuple[list[int], list[list[int]]]
+    for device in sorted(costs, key=lambda device: (-costs[device], device)):
+        rank = min(range(number), key=lambda rank: (loads[rank], rank != owners.get(device), rank))
+        loads[rank] += costs[device]
+        shares[rank].append(device)
+    return [sorted(share) for share in shares]

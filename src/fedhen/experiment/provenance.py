@@ -1,0 +1,50 @@
+"""Where a run took place: versions and hardware, for the run folder."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import numpy
+import safetensors
+import torch
+
+from fedhen.config.settings import RuntimeConfig
+from fedhen.distributed.communicator import ALONE, Ranks
+from fedhen.hardware.threads import threads, usable_cores, workers
+from fedhen.version import VERSION
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the numbers."""
+    return {
+        "fedhen": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "safetensors": safetensors.__version__,
+    }
+
+
+def describe(device: torch.device, runtime: RuntimeConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Versions and hardware."""
+    return {
+        "versions": versions(),
+        "hardware": {
+            "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "cpu": _cpu_name(),
+            "cores": usable_cores(),
+            "workers": workers(runtime) if runtime.engine == "fast" and device.type == "cpu" else 1,
+            "threads": threads(runtime),
+            "ranks": ranks.number,
+        },
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"

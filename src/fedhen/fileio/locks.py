@@ -1,0 +1,28 @@
+"""Locks on folders."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedhen.errors import UserError
+
+LOCK = "run.lock"
+"""Locked while a process plays the run; the system unlocks it, however the process ends."""
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep other processes off a run folder."""
+    try:
+        file = (folder / LOCK).open("ab")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; make it writable, or choose another") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{folder} is being played by another process: wait for it, or choose another") from None
+        yield

@@ -1,0 +1,142 @@
+"""A node's work: it says who it is, and trains its device when it is asked to. Its data and memory stay here."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import RecordDict
+from torch import Tensor
+
+from fedhen.algorithm.failures import LONGEST
+from fedhen.algorithm.rounds import Sent
+from fedhen.algorithm.updates import Failure, Update
+from fedhen.config import toml, validation
+from fedhen.config.settings import Config
+from fedhen.devices.population import Fleet
+from fedhen.engines.sequential import PlainDevices
+from fedhen.errors import UserError, one_line
+from fedhen.experiment import build
+from fedhen.fileio.atomic import write_text
+from fedhen.fleet import protocol
+from fedhen.fleet.app import App, NodeConfig
+from fedhen.fleet.client_state import MemoryFiles
+from fedhen.fleet.protocol import Answer, Identity, Malformed, Order
+from fedhen.hardware.accelerator import device_named
+from fedhen.hardware.memory import OUT_OF_MEMORY, ran_out
+from fedhen.params import finite
+
+STATE = "FEDHEN_STATE"
+NAME = "name"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One device of a real fleet."""
+
+    app: App
+    config: NodeConfig
+    """What it was started with."""
+    node_id: int
+
+    def identify(self, content: RecordDict) -> RecordDict:
+        """Who it is: its tier, how many examples it has, and the name that it keeps."""
+        config = toml.parsed(protocol.read_question(content))
+        samples = self.app.samples(self.config, config)
+        return protocol.pack_identity(Identity(self.tier, samples, self.name, int(self.config.get("device", -1))))
+
+    def train(self, content: RecordDict) -> RecordDict:
+        """Train its device in a round; what goes wrong is told, and is nobody else's fault."""
+        try:
+            return protocol.pack_answer(self.answer(content))
+        except Exception as error:
+            if not isinstance(error, UserError | Malformed):
+                error = UserError(OUT_OF_MEMORY if ran_out(error) else f"{type(error).__name__}: {error}")
+            return protocol.pack_failure(one_line(str(error))[:LONGEST])
+
+    def answer(self, content: RecordDict) -> Answer:
+        """What its device has trained."""
+        order = protocol.read_order(content)
+        if order.tier != self.tier:
+            raise UserError(f"this device is of tier {self.tier!r}, the server takes it for one of {order.tier!r}")
+        fleet = self.fleet(order)
+        held = self.held(fleet)
+        learned = {n: t for n, t in held.items() if n in fleet.holdings[self.tier].learned}
+        model = protocol.unpack(content.get("model"), held)
+        mean = protocol.unpack(content.get("mean"), learned) if fleet.local.copies else {}
+        files, devices = MemoryFiles(self.state, order.run), PlainDevices(fleet)
+        if fleet.local.remember is not None and order.memory:
+            devices.memory[0] = files.read(order.memory, learned)
+        reply = devices.attempt(order.round, 0, Sent({self.tier: model}, {self.tier: mean}))
+        if isinstance(reply, Failure):
+            raise UserError(reply.error)
+        if fleet.local.remember is not None and finite(reply.weights):
+            # Before the answer leaves: what the server merges this device must know tomorrow.
+            files.write(order.round, devices.memory[0], order.memory)
+        return answer_of(reply, fleet)
+
+    def fleet(self, order: Order) -> Fleet:
+        """The one device that it is, as the simulator has it."""
+        config = self.with_threads(toml.parsed(order.config))
+        accelerator = str(self.config.get("accelerator", "auto"))
+        where = device_named(accelerator)
+        data = self.app.on_device(self.config, config, order.inputs, order.classes)
+        return build.fleet_of(
+            config,
+            self.app.family_of(config, data),
+            self.app.method_of(config),
+            data.to(where),
+            tier_of=[order.tier],
+            omega=[order.omega],
+            first=order.device,
+            checked=True,
+        )
+
+    def with_threads(self, config: Config) -> Config:
+        """With the torch threads that the node was started with; another number than the run's changes last digits."""
+        if "threads" not in self.config:
+            return config
+        return validation.from_mapping({"runtime": {"threads": self.config["threads"]}}, config)
+
+    def held(self, fleet: Fleet) -> dict[str, Tensor]:
+        """The weights of its tier, with nothing in them."""
+        module, shapes = PlainDevices(fleet).new_module(self.tier), fleet.holdings[self.tier].shapes
+        return {name: tensor for name, tensor in module.state_dict().items() if name in shapes}
+
+    @property
+    def tier(self) -> str:
+        """Which models it trains."""
+        if "tier" not in self.config:
+            raise UserError("this node has no tier: start it with --node-config 'tier=\"simple\"'")
+        return str(self.config["tier"])
+
+    @property
+    def state(self) -> Path:
+        """Where it keeps what must outlive it."""
+        if found := self.config.get("state") or os.environ.get(STATE):
+            return Path(str(found)).expanduser()
+        home = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+        return home / "fedhen" / f"node-{self.node_id}"
+
+    @property
+    def name(self) -> str:
+        """A name of its own, drawn once; without one a node that comes back under another id would be a stranger."""
+        if given := self.config.get("name"):
+            return str(given)
+        path = self.state / NAME
+        try:
+            if not path.is_file():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(path, secrets.token_hex(8))
+            return path.read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise UserError(f"the node cannot keep its state in {self.state}: {error.strerror}") from None
+
+
+def answer_of(update: Update, fleet: Fleet) -> Answer:
+    """What of an update is sent: not what the server can tell by itself."""
+    present = fleet.data.present(0).nonzero().flatten().tolist() if update.rows else []
+    change = update.remembered if fleet.local.known is None else {}
+    return Answer(update.weights, change, update.loss, tuple(present))

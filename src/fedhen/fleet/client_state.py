@@ -1,0 +1,82 @@
+"""What a device remembers (SCAFFOLD, FedDyn), in files on the node that no one else sees.
+
+A file a round, the last two kept: the server names the round that it knows of, so that a node which is ahead of a
+restored server goes back, and one that was restarted goes on.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedhen.errors import UserError
+from fedhen.experiment.checkpoint_files import KINDS
+from fedhen.fileio import untrusted
+from fedhen.fileio.atomic import replace_file
+from fedhen.params import Weights
+
+RUNS_KEPT = 2
+"""Of so many runs the memory is kept: the one that is played, and the one before."""
+
+
+@dataclass(frozen=True)
+class MemoryFiles:
+    """The memory of one device in one run."""
+
+    folder: Path
+    run: str
+
+    @property
+    def place(self) -> Path:
+        """Where its files are."""
+        if not re.fullmatch(r"[a-z0-9-]{1,64}", self.run):
+            raise UserError("the server names its run in a way that is no name: is it a fedhen server?")
+        return self.folder / "memory" / self.run
+
+    def read(self, number: int, like: Mapping[str, Tensor]) -> Weights:
+        """The memory after that round, nothing for round 0; names, shapes and types are those of others."""
+        if not number:
+            return {}
+        path = self.path(number)
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = set(file.keys())
+                for name in names & like.keys():
+                    part, tensor = file.get_slice(name), like[name]
+                    if (list(part.get_shape()), part.get_dtype()) != (list(tensor.shape), KINDS[tensor.dtype]):
+                        raise ValueError(f"{name!r} has another shape or type")
+                if names != like.keys():
+                    raise ValueError("it has other weights")
+                return {name: file.get_tensor(name).to(tensor.device) for name, tensor in like.items()}
+        except (SafetensorError, OSError, *untrusted.WRONG) as error:
+            raise UserError(
+                f"the device's memory after round {number} cannot be read ({untrusted.reason(error)}): "
+                f"put {path.name} back, or start another run"
+            ) from None
+
+    def write(self, number: int, memory: Weights, before: int) -> None:
+        """Keep the memory after a round beside the one that it came of, and no other."""
+        try:
+            self.place.mkdir(parents=True, exist_ok=True)
+            replace_file(self.path(number), save({n: t.detach().cpu().contiguous() for n, t in memory.items()}))
+        except OSError as error:
+            raise UserError(f"the device cannot keep its memory in {self.place}: {error.strerror}") from None
+        kept = {self.path(number), self.path(before)}
+        for path in self.place.glob("round-*.safetensors"):
+            # An order that was long under way must not cost what a later one left; names sort as rounds do.
+            if path not in kept and path.name < self.path(number).name:
+                path.unlink(missing_ok=True)
+        others = sorted(self.place.parent.iterdir(), key=lambda run: run.stat().st_mtime, reverse=True)
+        for run in [run for run in others if run != self.place][RUNS_KEPT - 1 :]:
+            shutil.rmtree(run, ignore_errors=True)
+
+    def path(self, number: int) -> Path:
+        """The file of a round."""
+        return self.place / f"round-{number:06}.safetensors"

@@ -1,0 +1,149 @@
+"""The folder of a fleet: the app that Flower ships, its settings, and for a trial certificates, keys and data."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from fedhen.config import toml
+from fedhen.config.settings import Config
+from fedhen.errors import UserError
+from fedhen.fileio import untrusted
+from fedhen.fleet.certificates import CA, SERVER, SERVER_KEY, write_certificates, write_node_key
+
+SETTINGS, CERTIFICATES, KEYS, DATA, NODES, HOME = "config.toml", "certificates", "keys", "data", "nodes", "flower"
+DATABASE = "superlink.db"
+IGNORED = (f"{KEYS}/", f"{CERTIFICATES}/*.key", f"{NODES}/", f"{HOME}/", f"{DATA}/", f"{DATABASE}*", "logs/")
+"""What is secret, somebody's data, or made by running: not for a repository."""
+CONNECTION = "fleet"
+"""The name that Flower's own commands know this SuperLink by."""
+TRIAL = '''"""For a trial on one machine: every node deals the recipe's data as a simulation does, and takes its own."""
+
+from fedhen.fleet.app import recipe_app
+from fedhen.fleet.apps import client_app, server_app
+
+client = client_app(recipe_app())
+server = server_app(recipe_app())
+'''
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A fleet's folder, and where its SuperLink listens."""
+
+    path: Path
+    address: str
+    secure: bool = True
+
+    @property
+    def home(self) -> Path:
+        """Where Flower's own commands look for the connection."""
+        return self.path / HOME
+
+    def write(self, config: Config, nodes: Mapping[str, int]) -> None:
+        """Write all of it; the folder is new."""
+        self.write_app(config)
+        host = self.address.rpartition(":")[0]
+        if self.secure:
+            write_certificates(self.path / CERTIFICATES, dict.fromkeys(["127.0.0.1", "localhost", host]))
+            for name in names(nodes):
+                write_node_key(self.path / KEYS / name)
+
+    def write_app(self, config: Config) -> None:
+        """The app, its settings and the connection."""
+        with as_file(files("fedhen.fleet") / "template") as template:
+            shutil.copytree(template, self.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        data = self.path / "fleet_app" / "data.py"
+        data.write_text(data.read_text().replace("@TEST@", str((self.path / DATA / "test.npz").resolve())))
+        (self.path / SETTINGS).write_text(toml.to_toml(config, comments=True), encoding="utf-8")
+        (self.path / ".gitignore").write_text("".join(f"{name}\n" for name in IGNORED), encoding="utf-8")
+        self.home.mkdir(exist_ok=True)
+        trust = (
+            f'root-certificates = "{(self.path / CERTIFICATES / CA).resolve()}"' if self.secure else "insecure = true"
+        )
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n',
+            encoding="utf-8",
+        )
+
+    def as_trial(self) -> None:
+        """Let the nodes deal the recipe's data among themselves."""
+        (self.path / "fleet_app" / "apps.py").write_text(TRIAL, encoding="utf-8")
+
+    def superlink(self, database: Path | None = None) -> list[str]:
+        """The command that starts the server's end."""
+        host, _, port = self.address.rpartition(":")
+        certificates = self.path / CERTIFICATES
+        tls = [
+            *("--ssl-ca-certfile", str(certificates / CA), "--ssl-certfile", str(certificates / SERVER)),
+            *("--ssl-keyfile", str(certificates / SERVER_KEY), "--enable-supernode-auth"),
+        ]
+        return [
+            *("flower-superlink", "--host", host, "--port", port, "--disable-runtime-dependency-installation"),
+            *(["--database", str(database)] if database else []),
+            *(tls if self.secure else ["--insecure"]),
+        ]
+
+    def superlink_line(self) -> str:
+        """The same for a shell, with a memory of its nodes and runs."""
+        return shell_line(self.superlink(self.path / DATABASE), self.path / NODES / "superlink")
+
+    def supernode(self, name: str, port: int, node: Mapping[str, str | int]) -> list[str]:
+        """The command that starts a node, with its own key and what is to be known of it."""
+        key = self.path / KEYS / name
+        tls = [
+            *("--root-certificates", str(self.path / CERTIFICATES / CA)),
+            *("--auth-supernode-private-key", str(key)),
+        ]
+        return [
+            *("flower-supernode", "--superlink", self.address, "--port", str(port)),
+            *("--node-config", " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in node.items())),
+            *(tls if self.secure else ["--insecure"]),
+        ]
+
+    def register(self, name: str) -> list[str]:
+        """The command that makes a node's key known to the server."""
+        return ["flwr", "supernode", "register", str(self.path / KEYS / f"{name}.pub"), CONNECTION]
+
+
+def opened(path: Path) -> Folder:
+    """A fleet's folder as it is."""
+    file = path / HOME / "config.toml"
+    try:
+        connection = untrusted.table(file)["superlink"][CONNECTION]
+        return Folder(path, untrusted.text(connection["address"]), not connection.get("insecure", False))
+    except (OSError, *untrusted.WRONG):
+        raise UserError(f"{path} is no fleet's folder: make one with `fedhen fleet init DIR`") from None
+
+
+def shell_line(command: Sequence[str], home: Path) -> str:
+    """A command of Flower's for a shell."""
+    return f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={shlex.quote(str(home))} {shlex.join(command)}"
+
+
+def run_line(path: Path, resume: Path | None = None) -> str:
+    """The command that starts a training or goes on with one, from wherever one is."""
+    more = [] if resume is None else ["--resume", str(resume.resolve())]
+    return shlex.join(["fedhen", "fleet", "run", str(path), *more])
+
+
+def names(nodes: Mapping[str, int]) -> list[str]:
+    """A name for every node: simple-1, simple-2, complex-1."""
+    return [f"{tier}-{number + 1}" for tier, many in nodes.items() for number in range(many)]
+
+
+def of_nodes(config: Config, nodes: Mapping[str, int], active: int | None = None) -> Config:
+    """The configuration for a fleet of so many nodes of each tier, all of them active unless told otherwise."""
+    if unknown := [tier for tier in nodes if tier not in config.tiers]:
+        raise UserError(f"{config.recipe} has no tier {unknown[0]!r}: choose from {', '.join(config.tiers)}")
+    if missing := [tier for tier in config.tiers if nodes.get(tier, 0) < 1]:
+        raise UserError(f"tier {missing[0]!r} has no node: give it at least one")
+    number = sum(nodes.values())
+    if active is not None and not 1 <= active <= number:
+        raise UserError(f"--active {active}: choose between 1 and {number}, the number of nodes")
+    devices = replace(config.devices, number=number, active=number if active is None else active)
+    return replace(config, devices=devices, tiers={tier: nodes[tier] / number for tier in config.tiers})

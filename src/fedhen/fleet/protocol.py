@@ -1,0 +1,213 @@
+"""What server and nodes say to each other, as Flower's records, and nothing that is taken for more than it is.
+
+Weights travel in safetensors' format: nothing is unpickled. Whoever receives weights knows which ones to expect, and
+compares lengths, names, types and shapes before a byte becomes a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from safetensors import SafetensorError, deserialize
+from safetensors.torch import save
+from torch import Tensor
+
+from fedhen.algorithm.failures import LONGEST
+from fedhen.errors import one_line
+from fedhen.experiment.checkpoint_files import KINDS
+from fedhen.fileio import untrusted
+from fedhen.params import Weights, finite, size
+
+FORMAT = 1
+WEIGHTS, SAFETENSORS = "weights", "safetensors"
+LONGEST_HEADER = 2**20
+"""Bytes that names, shapes and types of a model may take."""
+LONGEST_NAME, MOST_SAMPLES = 100, 2**40
+
+
+class Malformed(ValueError):
+    """A message that is not what it should be, and why, in one line."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a node says of itself when it is asked."""
+
+    tier: str
+    samples: int
+    name: str
+    """That it keeps when it comes back under another node id."""
+    place: int = -1
+    """Which device of the fleet it would be, where it says so."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a node is to do in a round."""
+
+    run: str
+    """Which run's memory it is to use."""
+    round: int
+    device: int
+    tier: str
+    omega: float
+    memory: int
+    """The round after which its memory is what the server knows of; 0: it has none yet."""
+    inputs: tuple[int, ...]
+    classes: int
+    config: str
+    """As TOML."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a node sends back when it has trained."""
+
+    weights: Weights
+    change: Weights
+    """By how much its memory changed, where that is sent."""
+    loss: float
+    present: tuple[int, ...]
+    """The classes that it holds, where the server averages by them."""
+
+
+def pack_question(config: str) -> RecordDict:
+    """Who are you? With the run's configuration as TOML, since a trial's data follows from it."""
+    return RecordDict({"question": ConfigRecord({"format": FORMAT, "config": config})})
+
+
+def read_question(content: RecordDict) -> str:
+    """The run's configuration."""
+    try:
+        return untrusted.text(_table(content, "question")["config"])
+    except untrusted.WRONG as error:
+        raise Malformed(f"the server's question cannot be read: {untrusted.reason(error)}") from None
+
+
+def pack_identity(node: Identity) -> RecordDict:
+    """A node's answer to the server's question who it is."""
+    return RecordDict({"node": ConfigRecord({"format": FORMAT, **vars(node)})})
+
+
+def read_identity(content: RecordDict) -> Identity:
+    """Who a node says it is."""
+    said = _table(content, "node")
+    try:
+        tier, name = untrusted.text(said["tier"]), untrusted.text(said["name"])
+        samples, place = untrusted.whole(said["samples"], 1), untrusted.whole(said["place"], -1)
+    except untrusted.WRONG as error:
+        raise Malformed(f"it does not say who it is: {untrusted.reason(error)}") from None
+    if samples > MOST_SAMPLES or max(len(tier), len(name)) > LONGEST_NAME:
+        raise Malformed("what it says of itself is out of range")
+    return Identity(one_line(tier), samples, one_line(name), place)
+
+
+def pack_order(order: Order, model: ArrayRecord, mean: ArrayRecord | None) -> RecordDict:
+    """A node's work for a round; the records of weights may be shared by all nodes of a tier."""
+    said = {**vars(order), "format": FORMAT, "inputs": list(order.inputs)}
+    parts: dict[str, ArrayRecord | ConfigRecord] = {"order": ConfigRecord(said), "model": model}
+    return RecordDict({**parts, **({"mean": mean} if mean is not None else {})})
+
+
+def read_order(content: RecordDict) -> Order:
+    """A node's work for a round."""
+    said = _table(content, "order")
+    try:
+        return Order(
+            run=untrusted.text(said["run"]),
+            round=untrusted.whole(said["round"], 1),
+            device=untrusted.whole(said["device"]),
+            tier=untrusted.text(said["tier"]),
+            omega=untrusted.number(said["omega"]),
+            memory=untrusted.whole(said["memory"]),
+            inputs=tuple(untrusted.whole(n, 1) for n in said["inputs"]),
+            classes=untrusted.whole(said["classes"], 1),
+            config=untrusted.text(said["config"]),
+        )
+    except untrusted.WRONG as error:
+        raise Malformed(f"the server's order cannot be read: {untrusted.reason(error)}") from None
+
+
+def pack_answer(answer: Answer) -> RecordDict:
+    """What a node has trained."""
+    said = ConfigRecord({"format": FORMAT, "loss": answer.loss, "present": list(answer.present)})
+    parts: dict[str, ArrayRecord | ConfigRecord] = {"update": said, "model": pack(answer.weights)}
+    return RecordDict({**parts, **({"change": pack(answer.change)} if answer.change else {})})
+
+
+def pack_failure(error: str) -> RecordDict:
+    """What a node says that could not train."""
+    return RecordDict({"failure": ConfigRecord({"error": error})})
+
+
+def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mapping[str, Tensor], classes: int) -> Answer:
+    """What a node has trained, if it has the names, shapes and types that it was sent, and nothing else."""
+    if "failure" in content:
+        said = content["failure"]
+        error = said.get("error") if isinstance(said, ConfigRecord) else None
+        raise Malformed(one_line(str(error))[:LONGEST] or "it could not train")
+    needed, known = {"update", "model"}, {"update", "model", *(["change"] if change else [])}
+    if odd := sorted((needed - content.keys()) | (content.keys() - known)):
+        raise Malformed(f"record {one_line(odd[0])[:LONGEST_NAME]!r} is {'missing' if odd[0] in needed else 'new'}")
+    update = _table(content, "update")
+    loss, present = update.get("loss"), update.get("present")
+    if not isinstance(loss, float) or not isinstance(present, list):
+        raise Malformed("its loss or its classes are missing")
+    if not all(type(label) is int and 0 <= label < classes for label in present):
+        raise Malformed("it holds classes that there are not")
+    weights = unpack(content["model"], model)
+    if not finite(weights):
+        # The server will drop it: what it remembers does not change, and it says nothing of that.
+        change = {}
+    remembered = unpack(content.get("change"), change) if change else {}
+    return Answer(weights, remembered, loss if math.isfinite(loss) else math.nan, tuple(sorted({*present})))
+
+
+def pack(weights: Mapping[str, Tensor]) -> ArrayRecord:
+    """Weights as one array of Flower's, in safetensors' format: every array costs requests of its own."""
+    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
+    return ArrayRecord({WEIGHTS: Array("uint8", (len(content),), SAFETENSORS, content)})
+
+
+def unpack(record: object, like: Mapping[str, Tensor]) -> Weights:
+    """Weights with just the names, shapes and types of others: all is compared before anything becomes a tensor."""
+    if not isinstance(record, ArrayRecord) or [*record] != [WEIGHTS] or record[WEIGHTS].stype != SAFETENSORS:
+        raise Malformed("there are no weights")
+    data, expected = record[WEIGHTS].data, size(like)
+    if not expected <= len(data) <= expected + LONGEST_HEADER:
+        raise Malformed(f"its weights are {len(data)} bytes instead of {expected}")
+    try:
+        found = dict(deserialize(data))  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise Malformed(f"its weights cannot be read: {one_line(str(error))[:LONGEST_NAME]}") from None
+    if odd := sorted(found.keys() ^ like.keys()):
+        name = one_line(odd[0])[:LONGEST_NAME]
+        raise Malformed(f"weight {name!r} is {'missing' if odd[0] in like else 'not one that was sent'}")
+    for name, tensor in like.items():
+        if found[name]["dtype"] != KINDS[tensor.dtype]:
+            raise Malformed(f"weight {name!r} is of another type than was sent")
+        if (shape := tuple(found[name]["shape"])) != tuple(tensor.shape):
+            raise Malformed(f"weight {name!r} has shape {str(shape)[:60]}, sent was {tuple(tensor.shape)}")
+    # In the order of the model, whatever order they came in.
+    return {name: _tensor(found[name]["data"], tensor) for name, tensor in like.items()}
+
+
+def _tensor(data: bytearray, like: Tensor) -> Tensor:
+    if not like.numel():
+        return torch.zeros_like(like)
+    # A copy of its own, which may be written to.
+    return torch.frombuffer(bytearray(data), dtype=like.dtype).view(like.shape).to(like.device)
+
+
+def _table(content: RecordDict, name: str) -> Mapping[str, Any]:
+    found = content.get(name)
+    if not isinstance(found, ConfigRecord):
+        raise Malformed(f"there is no record {name!r}")
+    if found.get("format") != FORMAT:
+        raise Malformed("it speaks another format: install the same version of fedhen on server and nodes")
+    return found

@@ -1,0 +1,123 @@
+"""A SuperLink from outside: is it up, start a training on it, ask how it goes, stop it."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import subprocess
+import tempfile
+import time
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from fedhen.config import toml
+from fedhen.config.settings import Config
+from fedhen.errors import UserError, one_line
+from fedhen.fleet.certificates import CA
+from fedhen.fleet.membership import flower_run
+from fedhen.fleet.processes import Processes
+from fedhen.fleet.project import CERTIFICATES, CONNECTION, Folder
+from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
+
+ANSWER = 120.0
+"""Seconds that a SuperLink has to answer; a run is shipped in them."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The SuperLink of a fleet's folder."""
+
+    folder: Folder
+    processes: Processes
+
+    def wait(self, seconds: float, name: str = "") -> None:
+        """Wait until it answers; a process of ours that has ended will not."""
+        end, how = time.monotonic() + seconds, self.folder.superlink_line()
+        while not self.is_up():
+            process = self.processes.running.get(name)
+            if process is not None and process.poll() is not None:
+                raise UserError(f"the SuperLink ended at once: see {self.processes.logs / name}.log")
+            if time.monotonic() > end:
+                raise UserError(f"no SuperLink answers at {self.folder.address}: start it with: {how}")
+            time.sleep(0.2)
+
+    def is_up(self) -> bool:
+        """Whether it answers."""
+        scheme, context = "http", None
+        if self.folder.secure:
+            scheme, context = "https", self._trusted()
+        try:
+            with urllib.request.urlopen(f"{scheme}://{self.folder.address}/health", timeout=2, context=context) as said:
+                return bool(said.status == 200)
+        except (OSError, HTTPException, ValueError):
+            # Also where something else listens there, which does not speak HTTP.
+            return False
+
+    def _trusted(self) -> ssl.SSLContext:
+        path = self.folder.path / CERTIFICATES / CA
+        try:
+            return ssl.create_default_context(cafile=path)
+        except OSError as error:
+            why = "is missing" if isinstance(error, FileNotFoundError) else "cannot be read as a certificate"
+            raise UserError(f"{path} {why}: copy it from where `fedhen fleet init` wrote it") from None
+
+    def register(self, name: str) -> None:
+        """Make a node's key known."""
+        self._flwr(*self.folder.register(name)[1:])
+
+    def start(self, config: Config, run: Path, resume: bool = False) -> str:
+        """Start a training, or go on with one; Flower's own number of it."""
+        if resume and (before := flower_run(run)):
+            # One whose app was killed counts as running for another minute, and keeps its nodes busy.
+            with suppress(UserError):
+                self.stop(before)
+        settings = {CONFIG: toml.to_toml(config), RUN: str(run.resolve()), RESUME: resume}
+        with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+            file.write("".join(f"{key} = {toml.text_of(value)}\n" for key, value in settings.items()))
+            file.flush()
+            said = self._flwr("run", str(self.folder.path), CONNECTION, "--run-config", file.name, "--format", "json")
+        return str(said["run-id"])
+
+    def status(self, number: str) -> str:
+        """How it goes: pending, starting, running, finished:completed, finished:failed, finished:stopped."""
+        runs = self._flwr("ls", CONNECTION, "--run-id", number, "--format", "json").get("runs", [])
+        if not runs:
+            raise UserError(f"the SuperLink at {self.folder.address} does not know run {number}")
+        return str(runs[0]["status"])
+
+    def why(self, number: str) -> str:
+        """The last thing that the server's app said of itself, if it was an error."""
+        done = self.processes.call(["flwr", "log", number, CONNECTION, "--show"], self.folder.home)
+        said = re.findall(r"fedhen: (.*)$", done.stdout + done.stderr, flags=re.MULTILINE)
+        return said[-1] if said and not said[-1].startswith("round ") else ""
+
+    def stop(self, number: str) -> None:
+        """Stop it, if it has not just ended by itself."""
+        try:
+            self._flwr("stop", number, CONNECTION, "--format", "json")
+        except UserError:
+            ended = False
+            with suppress(UserError):
+                ended = self.status(number).startswith("finished")
+            if not ended:
+                raise
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        try:
+            done = self.processes.call(["flwr", *arguments], self.folder.home, ANSWER)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"flwr {arguments[0]} failed: no answer in {ANSWER:.0f} seconds") from None
+        found = done.stdout[done.stdout.find("{") :]
+        try:
+            said: dict[str, Any] = json.loads(found)
+        except ValueError:
+            said = {"success": done.returncode == 0, "error-message": f"{done.stdout} {done.stderr}"}
+        if not said.get("success", done.returncode == 0):
+            why = one_line(str(said.get("error-message") or done.stderr))[-300:]
+            raise UserError(f"flwr {arguments[0]} failed: {why}")
+        return said

@@ -1,0 +1,57 @@
+"""What this machine can do at most, and how much of its memory was taken."""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+
+import torch
+
+from fedhen.hardware.threads import torch_threads, usable_cores
+
+
+def product_rate(where: torch.device, precision: str) -> float:
+    """TFLOP/s of a large matrix product in that precision, on a CPU with all of its cores: the ceiling."""
+    side = 8192 if where.type == "cuda" else 2048
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    a, b = (torch.randn(side, side, device=where).to(kind) for _ in range(2))
+    times = []
+    with torch_threads(usable_cores()):
+        for _ in range(6):
+            synchronise(where)
+            began = time.perf_counter()
+            a @ b
+            synchronise(where)
+            times.append(time.perf_counter() - began)
+    return 2 * side**3 / min(times) / 1e12
+
+
+def synchronise(where: torch.device) -> None:
+    """Wait until all work there is done."""
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+
+
+def reset_peak(where: torch.device) -> None:
+    """Measure the peak of memory from here on, where the system allows."""
+    if where.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(where)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return
+
+
+def peak(where: torch.device) -> float:
+    """The peak of memory in bytes: the GPU's, or the process's."""
+    if where.type == "cuda":
+        return torch.cuda.max_memory_allocated(where)
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,36 @@
+"""Model families by name."""
+
+from __future__ import annotations
+
+from fedhen.config.settings import OWN, Config
+from fedhen.errors import UserError, unknown
+from fedhen.models.family import Family
+from fedhen.models.preact_resnet import Shape, preact_resnet
+
+
+def family_named(config: Config, inputs: tuple[int, ...], classes: int) -> Family:
+    """The model family that a configuration names, for inputs of that shape."""
+    model = config.model
+    if model.family == OWN:
+        raise UserError("the model family of this run was given in Python: give it again from Python, as family=...")
+    if model.family != "preact-resnet":
+        raise unknown("model family", model.family, ["preact-resnet"])
+    if len(inputs) != 3 or inputs[1] != inputs[2]:
+        raise UserError(f"preact-resnet needs square images (channels, size, size), found inputs of shape {inputs}")
+    shape = Shape(
+        channels=inputs[0],
+        size=inputs[1],
+        classes=classes,
+        widths=model.widths,
+        blocks=model.blocks,
+        strides=model.strides,
+        exits=model.exits,
+        groups=model.groups,
+        exit_pool=model.exit_pool,
+        exit_mix=model.exit_mix,
+        final_norm=model.final_norm,
+        nesting=model.nesting,
+        rates=model.rates,
+        scaler=model.scaler,
+    )
+    return preact_resnet(shape)

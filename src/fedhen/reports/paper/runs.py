@@ -1,0 +1,160 @@
+"""Which of the runs found belong to the paper's experiments, and which experiments have none yet."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from fedhen.config.recipes import centralised, recipe_named
+from fedhen.config.settings import Config
+from fedhen.config.toml import to_toml
+from fedhen.config.validation import by_key
+from fedhen.reports.comparison import compare, rounds_done, warnings
+from fedhen.reports.paper.values import (
+    CENTRALISED_PERCENT,
+    DATA_SETS,
+    METHODS,
+    ROUNDS_TO_TARGET,
+    SPLITS,
+    TIERS,
+    Reference,
+)
+from fedhen.reports.variants import PLAYED, SILENT
+from fedhen.runs.reader import Run
+
+Cell = tuple[str, str]
+"""A recipe and a method."""
+
+PAPER_RUNS: tuple[Cell, ...] = tuple(
+    (split.recipes[data], method) for data in DATA_SETS for split in SPLITS for method in METHODS
+)
+"""The paper's twelve runs in the order of its figures."""
+CENTRALISED: tuple[Reference, ...] = tuple(CENTRALISED_PERCENT)
+"""The paper's eight centralised references."""
+NOT_RUN = "not run"
+"""What a table says where there is no run."""
+LOOKS = (*SILENT, *PLAYED)
+FREE = ("recipe", "method", "seed", *LOOKS)
+"""Settings and sections that may differ from the recipe's without making another experiment of it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The runs that the tables and figures are made of, one a seed, and what a reader must know of them."""
+
+    federated: Mapping[Cell, tuple[Run, ...]]
+    centralised: Mapping[Reference, tuple[Run, ...]]
+    warnings: tuple[str, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All of them."""
+        return [*chain.from_iterable(self.federated.values()), *chain.from_iterable(self.centralised.values())]
+
+    def of_recipe(self, recipe: str) -> list[Run]:
+        """The runs of all methods, in the order of the paper's columns."""
+        return [run for method in METHODS for run in self.federated[recipe, method]]
+
+
+def find(runs: Sequence[Run]) -> Found:
+    """Sort the runs into the paper's cells; those of other experiments are left aside."""
+    federated = {place: [run for run in runs if cell_of(run) == place] for place in PAPER_RUNS}
+    references = {place: [run for run in runs if reference_of(run) == place] for place in CENTRALISED}
+    found = Found(
+        {place: _chosen(each) for place, each in federated.items()},
+        {place: _chosen(each) for place, each in references.items()},
+        warnings=(),
+    )
+    candidates = chain.from_iterable([*federated.values(), *references.values()])
+    return Found(found.federated, found.centralised, tuple(_warnings(found, list(candidates))))
+
+
+def finished(runs: Sequence[Run], config: Config) -> bool:
+    """Whether a finished run among these is the one that a configuration asks for, its seed included."""
+    wanted = _experiment(tomllib.loads(to_toml(config)))
+    return any(run.summary is not None and _experiment(run.config) == wanted for run in runs)
+
+
+def _experiment(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes the experiment: neither how the machine is used nor what is looked at."""
+    return {key: value for key, value in by_key(config).items() if key.split(".")[0] not in LOOKS}
+
+
+def cell_of(run: Run) -> Cell | None:
+    """The recipe and method that a run belongs to, None if it is no run of the paper's."""
+    belongs = run.recipe in ROUNDS_TO_TARGET and run.method in METHODS and run.tiers == TIERS
+    return (run.recipe, run.method) if belongs else None
+
+
+def reference_of(run: Run) -> Reference | None:
+    """The centralised reference that a run belongs to, None if it is none of the paper's."""
+    data, _, kind = run.recipe.rpartition("-")
+    if kind != "centralised":
+        return None
+    place = (data, *run.tiers, run.config.get("data", {}).get("fraction", 1.0))
+    return next((each for each in CENTRALISED if each == place), None)
+
+
+def changes(run: Run) -> list[str]:
+    """The settings in which a run of the paper's departs from its recipe, as key = value."""
+    if (place := reference_of(run)) is not None:
+        data, tier, fraction = place
+        recipe = centralised(recipe_named(f"{data}-iid"), tier, fraction)
+    elif cell_of(run) is not None:
+        recipe = recipe_named(run.recipe)
+    else:
+        return []
+    wanted, found = by_key(tomllib.loads(to_toml(recipe))), by_key(run.config)
+    kept = (key for key in found if key.split(".")[0] not in FREE)
+    return [f"{key} = {found[key]}" for key in kept if found[key] != wanted.get(key)]
+
+
+def _chosen(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """One run a seed, the furthest; runs that change their recipe only where none follows it."""
+    faithful = [run for run in runs if not changes(run)]
+    by_seed: dict[int, Run] = {}
+    for run in sorted(faithful or runs, key=lambda run: (run.summary is not None, rounds_done(run))):
+        by_seed[run.seed] = run
+    return tuple(by_seed[seed] for seed in sorted(by_seed))
+
+
+def _warnings(found: Found, candidates: Sequence[Run]) -> Iterator[str]:
+    """Unfinished runs, runs that are not set up alike, runs that change the recipe, runs left out."""
+    for recipe in ROUNDS_TO_TARGET:
+        if runs := found.of_recipe(recipe):
+            yield from (f"{recipe}: {text}" for text in warnings(compare(runs)))
+    for place, each in found.centralised.items():
+        yield from (f"{name(place)}: {text}" for text in (warnings(compare(each)) if each else ()))
+    for run in found.runs:
+        if changed := changes(run):
+            yield f"Not the paper’s experiment: {described(run)} changes its recipe, {', '.join(changed)}."
+    used = set(map(id, found.runs))
+    for run in candidates:
+        if id(run) not in used:
+            changed = changes(run)
+            why = f"it changes its recipe, {', '.join(changed)}" if changed else "another run of its seed is shown"
+            yield f"Left out: {described(run)}; {why}."
+
+
+def described(run: Run) -> str:
+    """A run in words: recipe, method, seed and folder."""
+    return f"{run.recipe}, {run.method}, seed {run.seed} ({run.folder.name})"
+
+
+def name(place: Reference) -> str:
+    """A centralised reference in words."""
+    data, tier, fraction = place
+    return f"{DATA_SETS[data]} centralised, {tier}, {amount(fraction)} data"
+
+
+def unfinished(run: Run) -> str:
+    """What a table says of a run that goes on."""
+    return f"unfinished (round {rounds_done(run)})"
+
+
+def amount(fraction: float) -> str:
+    """How much of the data, in words."""
+    return {1.0: "all", 0.5: "half"}[fraction]

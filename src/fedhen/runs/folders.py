@@ -1,0 +1,79 @@
+"""Where runs may be written: nothing is overwritten unasked, and a refusal changes nothing."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedhen.errors import UserError
+from fedhen.fileio.atomic import PART
+from fedhen.fileio.locks import LOCK, hold
+from fedhen.runs.layout import CONFIG, FLEET, resume_line
+
+FORCE = ", or --force to replace the runs in it"
+
+
+def claim(parent: Path, names: Sequence[str], force: bool = False, instead: str = FORCE) -> list[Path]:
+    """Make empty folders of these names below `parent`, "" being the parent itself.
+
+    Without force the parent must be empty or not exist; `instead` is told beside choosing another. With force the runs
+    in the named folders are replaced, and nothing else is touched.
+    """
+    folders = [parent / name for name in names]
+    try:
+        if parent.exists() and not parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file")
+        if not force and _holds_something(parent):
+            raise UserError(f"{parent} is not empty: choose another --out{instead}")
+        for folder in folders:
+            if _holds_something(folder) and not (folder / CONFIG).is_file():
+                raise UserError(f"{folder} does not hold a run: --force replaces runs only, choose another --out")
+        for folder in folders:
+            if _holds_something(folder):
+                with hold(folder):
+                    shutil.rmtree(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {parent}: {error.strerror}; choose another --out") from None
+    return folders
+
+
+def reopen(parent: Path, names: Sequence[str]) -> list[Path]:
+    """The folders of these names below `parent`, with the runs that are in them; those that are missing are made."""
+    folders = [parent / name for name in names]
+    for folder in folders:
+        if _holds_something(folder) and not (folder / CONFIG).is_file():
+            raise UserError(f"{folder} does not hold a run: --resume goes on with runs only, choose another --out")
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {parent}: {error.strerror}; choose another --out") from None
+    return folders
+
+
+def refuse_fleets(folder: Path) -> None:
+    """A run that a real fleet plays is not gone on with by a simulation: its devices' data and memories are theirs."""
+    if (folder / FLEET).is_file():
+        raise UserError(f"{folder} is played by a fleet: go on with: {resume_line(folder)}")
+
+
+def claim_fresh(parent: Path, name: str) -> Path:
+    """Make a folder that did not exist: name, name-2, name-3, ...; two processes never get the same one."""
+    for number in range(1, 1_000_000):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot write to {parent}: {error.strerror}; choose another --out") from None
+    raise UserError(f"{parent}: no free folder name left for {name}")
+
+
+def _holds_something(folder: Path) -> bool:
+    """More than what a process leaves that was killed before it had begun."""
+    return folder.is_dir() and any(p.name != LOCK and not p.name.endswith(PART) for p in folder.iterdir())

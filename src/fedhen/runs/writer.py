@@ -1,0 +1,111 @@
+"""Writes a run folder line by line while the run is played."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from fedhen.errors import UserError
+from fedhen.fileio import untrusted
+from fedhen.fileio.atomic import replace_file, write_json, write_text
+from fedhen.fileio.untrusted import WRONG, text, whole
+from fedhen.runs.layout import CONFIG, ENVIRONMENT, ERRORS, FLEET, ROUNDS, SUMMARY, TIMING, resume_line
+
+MOST_ERRORS = 100
+"""Lines of errors.jsonl: what goes wrong more often goes wrong in the same way."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What goes wrong while a run is written, in one line; what was written before stays."""
+    try:
+        yield
+    except OSError as error:
+        # Whoever follows a fleet's run is told how to go on by the command that follows it.
+        go_on = "" if (folder / FLEET).is_file() else f", then go on with: {resume_line(folder)}"
+        why = error.strerror or str(error)
+        raise UserError(
+            f"cannot write to {folder}: {why}: free some space{go_on}; the rounds before are kept"
+        ) from None
+
+
+def record_errors(folder: Path, number: int, failed: Mapping[int, str]) -> None:
+    """Add a round's failed devices to those of the run; a round that is played again replaces its own."""
+    if not failed:
+        return
+    before = [line for line in untrusted.json_lines(folder / ERRORS, _check_error)[0] if line["round"] < number]
+    if len(before) < MOST_ERRORS:
+        now = [{"round": number, "device": device, "error": error} for device, error in failed.items()]
+        write_text(folder / ERRORS, "".join(json.dumps(line) + "\n" for line in [*before, *now][:MOST_ERRORS]))
+
+
+class Recorder:
+    """Writes one run's folder while the run goes on."""
+
+    def __init__(self, folder: Path, config_toml: str, environment: Mapping[str, Any], after: int = 0) -> None:
+        """Begin, or go on after that round: what was recorded of later ones is cut off."""
+        self.folder = folder
+        # The configuration first: a folder that has it can be gone on with, whatever else a crash leaves there.
+        write_text(folder / CONFIG, config_toml)
+        write_json(folder / ENVIRONMENT, environment)
+        for name in (ROUNDS, TIMING):
+            replace_file(folder / name, b"".join(recorded_lines(folder / name, after)))
+        # With more rounds to play the run is not finished any more.
+        (folder / SUMMARY).unlink(missing_ok=True)
+        self._rounds: IO[str] = (folder / ROUNDS).open("a", encoding="utf-8")
+        self._timing: IO[str] = (folder / TIMING).open("a", encoding="utf-8")
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._rounds.close()
+        self._timing.close()
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        """Append one round; flushed, so that a report of the unfinished run sees it."""
+        _append(self._rounds, record)
+
+    def timing(self, number: int, timing: Mapping[str, float]) -> None:
+        """Append what a round took; after the checkpoint, whose seconds belong to it."""
+        _append(self._timing, {"round": number, **timing})
+
+    def sync(self) -> None:
+        """See that all lines are on the disk."""
+        for file in (self._rounds, self._timing):
+            os.fsync(file.fileno())
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The last thing a run writes."""
+        self.sync()
+        write_json(self.folder / SUMMARY, summary)
+
+
+def recorded_lines(path: Path, last: int) -> list[bytes]:
+    """The lines of rounds 1 to `last`, as far as they are whole and in order."""
+    lines: list[bytes] = []
+    if last and path.is_file():
+        for line in path.read_bytes().splitlines(keepends=True)[:last]:
+            try:
+                if not line.endswith(b"\n") or json.loads(line)["round"] != len(lines) + 1:
+                    break
+            except WRONG:
+                break
+            lines.append(line)
+    return lines
+
+
+def _append(file: IO[str], value: Mapping[str, Any]) -> None:
+    file.write(json.dumps(value, allow_nan=False) + "\n")
+    file.flush()
+
+
+def _check_error(error: Mapping[str, Any], line: int) -> None:
+    _ = whole(error["round"]), whole(error["device"]), text(error["error"])

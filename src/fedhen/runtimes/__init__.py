@@ -1,1 +1,0 @@
-"""Who trains the active devices. The round loop never knows which."""

@@ -1,0 +1,1 @@
+"""Who is shown the progress of a run: the terminal."""

@@ -1,0 +1,159 @@
+"""What long work shows: a live bar for each run on a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+from fedhen.runs.layout import reported
+
+SECONDS_BETWEEN_LINES = 10.0
+FEW = 3
+"""With more runs than these a display also shows how far all of them are."""
+
+
+class Display(Protocol):
+    """Shows how a few runs get on."""
+
+    def __enter__(self) -> Display: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        """One more round of that run is done."""
+
+
+def display(rounds: Mapping[str, int], quiet: bool = False) -> Display:
+    """The display that fits where the output goes, for runs by name, each with so many rounds to play."""
+    if quiet:
+        return Silent()
+    return Bars(rounds) if sys.stderr.isatty() else Lines(rounds)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        """Nothing."""
+
+
+class Lines(Silent):
+    """Plain lines: the first round, the last, and every ten seconds between."""
+
+    def __init__(self, rounds: Mapping[str, int]) -> None:
+        self.paces = {name: Pace(number) for name, number in rounds.items()}
+        self.width = max(map(len, rounds))
+        self.shown = -SECONDS_BETWEEN_LINES
+
+    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        """A line, if it is time for one."""
+        pace = self.paces[name]
+        pace.take(record, timing)
+        ends = record["round"] in (1, pace.rounds)
+        if ends or time.monotonic() - self.shown >= SECONDS_BETWEEN_LINES:
+            self.shown = time.monotonic()
+            parts = [f"round {record['round']}/{pace.rounds}", pace.accuracies, pace.speed, pace.left]
+            place = f"[{list(self.paces).index(name) + 1}/{len(self.paces)}] " if len(self.paces) > FEW else ""
+            line = f"{place}{name:{self.width}}  " + "  ".join(part for part in parts if part)
+            print(line, file=sys.stderr, flush=True)
+
+
+class Bars:
+    """A live bar for each run."""
+
+    def __init__(self, rounds: Mapping[str, int]) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        fields = [TextColumn(f"{{task.fields[{field}]}}") for field in ("accuracies", "speed", "left")]
+        columns = [TextColumn("{task.description}"), BarColumn(bar_width=10), MofNCompleteColumn(), *fields]
+        self.progress = Progress(*columns, console=Console(stderr=True))
+        self.paces = {name: Pace(number) for name, number in rounds.items()}
+        self.tasks = {
+            name: self.progress.add_task(name, total=number, accuracies="waiting", speed="", left="")
+            for name, number in rounds.items()
+        }
+        self.all = Pace(sum(rounds.values()))
+        if len(rounds) > FEW:
+            self.tasks[""] = self.progress.add_task("all", total=self.all.rounds, accuracies="", speed="", left="")
+
+    def __enter__(self) -> Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        """Move that run's bar."""
+        pace = self.paces[name]
+        pace.take(record, timing)
+        self.progress.update(
+            self.tasks[name],
+            completed=record["round"],
+            accuracies=pace.accuracies,
+            speed=pace.speed,
+            left=pace.left,
+        )
+        if "" in self.tasks:
+            self.all.take({**record, "round": self.all.played + 1}, timing)
+            self.progress.update(self.tasks[""], completed=self.all.played, left=self.all.left)
+
+
+class Pace:
+    """The latest accuracies of a run, its speed and the time it has left."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.played, self.done, self.seconds, self.dropped, self.failed = 0, 0, 0.0, 0, 0
+        self.scores: Mapping[str, float] = {}
+
+    def take(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        """One more round."""
+        self.done, self.played = record["round"], self.played + 1
+        self.seconds += timing["total"]
+        self.dropped += len(record["dropped"])
+        self.failed += len(record.get("failed", ()))
+        if "accuracy" in record:
+            self.scores = record["accuracy"][reported(record["accuracy"])]
+
+    @property
+    def accuracies(self) -> str:
+        """The accuracy of each tier, and how many devices were dropped or failed, if any."""
+        parts = [f"{tier} {100 * score:.1f} %" for tier, score in self.scores.items()]
+        parts += [f"{self.dropped} dropped"] * bool(self.dropped) + [f"{self.failed} failed"] * bool(self.failed)
+        return "  ".join(parts)
+
+    @property
+    def speed(self) -> str:
+        """Seconds a round."""
+        return f"{self.seconds / self.played:.2f} s a round"
+
+    @property
+    def left(self) -> str:
+        """Time left, or time taken once the run is done."""
+        if self.done == self.rounds:
+            return f"took {_duration(self.seconds)}"
+        return f"{_duration(self.seconds / self.played * (self.rounds - self.done))} left"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
