@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from fedhen.config.recipes import recipe_named
+from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
-from fedhen.fleet.local_fleet import Trial
-from fedhen.fleet.project import of_nodes
+from fedhen.fleet.local_fleet import LocalFleet
+from fedhen.fleet.project import fit_to_nodes
 
 NODES = {"simple": 2, "complex": 2}
 IMAGES = 8
@@ -65,7 +65,7 @@ def main(grid, context):
 
 def config(images: Path, rounds: int) -> Config:
     """The paper's model, a step of training."""
-    paper = of_nodes(recipe_named("cifar10-iid"), NODES)
+    paper = fit_to_nodes(load_recipe("cifar10-iid"), NODES)
     return replace(
         paper,
         rounds=rounds,
@@ -78,14 +78,14 @@ def config(images: Path, rounds: int) -> Config:
 
 def fleet(chosen: Config, place: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A run of a fleet: its records, and what its rounds took."""
-    with Trial(place / "fleet", chosen, NODES).running() as trial:
+    with LocalFleet(place / "fleet", chosen, NODES).running() as trial:
         steps = list(trial.play(place / "run"))
     return [record for record, _ in steps], [timing for _, timing in steps]
 
 
 def bare(sizes: list[int], rounds: int, place: Path, chosen: Config) -> list[float]:
     """Seconds a round of Flower that only carries bytes of these sizes."""
-    trial, out = Trial(place / "bare", chosen, NODES), place / "bare.json"
+    trial, out = LocalFleet(place / "bare", chosen, NODES), place / "bare.json"
     with trial.running():
         text = BARE.replace("@SIZES@", str(sizes)).replace("@ROUNDS@", str(rounds)).replace("@OUT@", str(out))
         (trial.folder.path / "fleet_app" / "apps.py").write_text(text)

@@ -17,9 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedhen.algorithm.rounds import Sent
 from fedhen.benchmark import Ask, load, with_runtime
-from fedhen.config.recipes import recipe_named
+from fedhen.config.recipes import load_recipe
 from fedhen.engines.cuda.graphs import GraphDevices
-from fedhen.experiment.build import assemble
+from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 
 CLASSES = {
@@ -68,10 +68,10 @@ def one_device(experiment: Experiment, tier: str) -> Callable[[], int]:
 
 def main() -> None:
     """Print the table."""
-    config = recipe_named(sys.argv[1] if len(sys.argv) > 1 else "cifar10-iid")
+    config = load_recipe(sys.argv[1] if len(sys.argv) > 1 else "cifar10-iid")
     data, _ = load(Ask(config, 1))
     loops = {
-        name: assemble(with_runtime(config, engine, precision), data=data, accelerator="cuda")
+        name: build_experiment(with_runtime(config, engine, precision), data=data, accelerator="cuda")
         for name, engine, precision in (
             ("plain tf32", "plain", "tf32"),
             ("plain bf16", "plain", "bf16"),

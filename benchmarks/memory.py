@@ -30,12 +30,12 @@ def measured(options: argparse.Namespace, devices: int, workers: int) -> dict[st
     import torch
 
     from fedhen import seeds
-    from fedhen.config.recipes import recipe_named
+    from fedhen.config.recipes import load_recipe
     from fedhen.data import sources
     from fedhen.data.storage import data_root
-    from fedhen.experiment.build import assemble
+    from fedhen.experiment.build import build_experiment
 
-    recipe = recipe_named(options.recipe)
+    recipe = load_recipe(options.recipe)
     config = replace(
         recipe,
         rounds=options.rounds,
@@ -44,12 +44,12 @@ def measured(options: argparse.Namespace, devices: int, workers: int) -> dict[st
         evaluation=replace(recipe.evaluation, every=options.rounds),
         runtime=replace(recipe.runtime, rows=options.rows, engine=options.engine, workers=workers),
     )
-    data = sources.load(config.data, data_root(options.data_dir), config.seed)
+    data = sources.load_data(config.data, data_root(options.data_dir), config.seed)
     stream = seeds.stream(config.seed, "split")
     pool = [np.sort(stream.choice(len(data.y), EXAMPLES, replace=False)) for _ in range(100)]
     data = data.split([pool[device % len(pool)] for device in range(devices)])
     began = time.perf_counter()
-    experiment = assemble(config, data=data, accelerator=options.accelerator)
+    experiment = build_experiment(config, data=data, accelerator=options.accelerator)
     assembled = time.perf_counter() - began
     seconds = [step.timing["train"] for step in experiment.play()]
     on_gpu = experiment.data.x.is_cuda

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
 
-from fedhen.config.recipes import recipe_named
+from fedhen.config.recipes import load_recipe
 from fedhen.reports import rounds_to_target
 from fedhen.runs.reader import Run, read_run
 
@@ -115,7 +115,7 @@ def main() -> None:
     found = {}
     for recipe, split in itertools.product(recipes, SPLITS):
         runs = {m: [read_run(folders[recipe, split, m, seed]) for seed in seeds] for m in methods}
-        tiers = sorted({t for each in runs.values() for t in each[0].tiers}, key=list(recipe_named(recipe).tiers).index)
+        tiers = sorted({t for each in runs.values() for t in each[0].tiers}, key=list(load_recipe(recipe).tiers).index)
         rows = {method: cells(each, tiers) for method, each in runs.items()}
         found[f"{recipe} {split}"] = rows
         print(f"\n### {recipe}, {SPLITS[split]}\n\n{table(rows, tiers)}", flush=True)

@@ -232,7 +232,7 @@ def play_fedhen() -> None:
     import fedhen
     from fedhen.config.settings import OWN, Config
     from fedhen.config.validation import from_mapping
-    from fedhen.experiment.build import assemble
+    from fedhen.experiment.build import build_experiment
 
     turns, (x, y) = Turns(), images()
     training = {"epochs": 1, "batch_size": BATCH, "lr": LR, "weight_decay": 0.0, "clip": 1e9}
@@ -240,7 +240,7 @@ def play_fedhen() -> None:
     own = {"data": {"name": OWN}, "model": {"family": OWN}, "runtime": {"precision": "fp32"}}
     # The last round would be scored.
     rounds = {"method": "fedavg", "seed": SEED, "rounds": 10**6, "evaluation": {"devices": False, "every": 10**6}}
-    experiment = assemble(
+    experiment = build_experiment(
         from_mapping({**rounds, **fleet, **own}, Config()),
         data=fedhen.per_device(list(zip(x, y, strict=True)), x[0], y[0], CLASSES),
         family=fedhen.Family({"only": lambda: network(Exits)}),
@@ -349,15 +349,15 @@ class Side:
 
 def tasks(rounds: int) -> list[dict[str, Any]]:
     """The rounds: who is active, and in the first one the order in which fedhen will visit the images."""
-    from fedhen.algorithm.sampling import sampling
+    from fedhen.algorithm.sampling import make_sampler
     from fedhen.config.settings import DevicesConfig
-    from fedhen.data.batches import visits
+    from fedhen.data.batches import plan_visits
 
     def order(device: int) -> list[int]:
-        found: list[int] = visits(np.arange(IMAGES), 1, BATCH, False, (SEED, 1, device)).examples.tolist()
+        found: list[int] = plan_visits(np.arange(IMAGES), 1, BATCH, False, (SEED, 1, device)).examples.tolist()
         return found
 
-    who = [sampling(DevicesConfig(DEVICES, ACTIVE), SEED)(number, {}) for number in range(1, WARM + rounds + 1)]
+    who = [make_sampler(DevicesConfig(DEVICES, ACTIVE), SEED)(number, {}) for number in range(1, WARM + rounds + 1)]
     return [{"devices": active, "orders": None if n else [*map(order, active)]} for n, active in enumerate(who)]
 
 

@@ -29,15 +29,15 @@ def recipe(name: str, *changes: str, method: str = "fedhen") -> Callable[[], Any
     """One of the recipes, with the settings that its method has."""
 
     def load() -> Any:
-        from fedhen.algorithm.methods import method_named
-        from fedhen.config.recipes import recipe_named
-        from fedhen.config.toml import with_settings
+        from fedhen.algorithm.methods import load_method
+        from fedhen.config.recipes import load_recipe
+        from fedhen.config.toml import apply_settings
         from fedhen.config.validation import from_mapping
 
-        chosen = method_named(method)
-        base = recipe_named(name)
+        chosen = load_method(method)
+        base = load_recipe(name)
         config = chosen.restricted(from_mapping({**chosen.settings(base), "method": method}, base))
-        return with_settings(config, list(changes)), None, None
+        return apply_settings(config, list(changes)), None, None
 
     return load
 
@@ -155,13 +155,13 @@ def side(options: argparse.Namespace) -> None:
     """One side: warm up, then play a turn for every line of standard input, and say how long a round took."""
     import torch
 
-    from fedhen.config.toml import with_settings
-    from fedhen.experiment.build import assemble
+    from fedhen.config.toml import apply_settings
+    from fedhen.experiment.build import build_experiment
 
     began = time.perf_counter()
     config, family, data = WORK[options.side]()
     if options.workers:
-        config = with_settings(config, [f"runtime.workers={options.workers}"])
+        config = apply_settings(config, [f"runtime.workers={options.workers}"])
     if options.side.startswith("cifar"):
         from fedhen.data.dataset import Data
 
@@ -169,7 +169,7 @@ def side(options: argparse.Namespace) -> None:
         data = Data(
             torch.randint(0, 256, (50000, 3, 32, 32)).float().div_(255), y, torch.zeros(10, 3, 32, 32), y[:10], 10
         )
-    steps = assemble(config, data=data, family=family, accelerator="cpu").play()
+    steps = build_experiment(config, data=data, family=family, accelerator="cpu").play()
     next(steps)
     print(time.perf_counter() - began, flush=True)
     for line in sys.stdin:

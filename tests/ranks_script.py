@@ -19,7 +19,7 @@ import torch
 import fedhen
 from families import texts, two_exits, words
 from fedhen.cli import main
-from fedhen.cli.stopping import stoppable
+from fedhen.cli.stopping import handle_interrupts
 from fedhen.distributed import process_group
 from fedhen.distributed.communicator import RankLost
 from fedhen.errors import UserError
@@ -102,7 +102,7 @@ def lost(folder: Path) -> int:
     if RANK:
         os._exit(3)
     try:
-        with stoppable():
+        with handle_interrupts():
             try:
                 ranks.gather(0)
             finally:

@@ -9,9 +9,9 @@ import torch
 import numpy_reference as reference
 from families import two_exits
 from fedhen.config import validation
-from fedhen.data.batches import visits
+from fedhen.data.batches import plan_visits
 from fedhen.data.dataset import Data
-from fedhen.experiment.build import assemble
+from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 
 INPUTS, CLASSES, DEVICES, ROUNDS = 6, 3, 6, 12
@@ -41,7 +41,9 @@ def experiment(method: str, data: Data, **training: float) -> Experiment:
         "training": {"epochs": 3, "batch_size": 4, "lr": 0.2, "weight_decay": 0.01, "clip": 1.0, **training},
         "evaluation": {"every": 1},
     }
-    return assemble(validation.from_mapping(settings), data=data, family=two_exits(INPUTS, CLASSES), accelerator="cpu")
+    return build_experiment(
+        validation.from_mapping(settings), data=data, family=two_exits(INPUTS, CLASSES), accelerator="cpu"
+    )
 
 
 def expected_rounds(run: Experiment, data: Data, active: list[list[int]]) -> list[reference.Round]:
@@ -52,7 +54,7 @@ def expected_rounds(run: Experiment, data: Data, active: list[list[int]]) -> lis
 
     def batches(number: int, device: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
         address = (run.config.seed, number, device)
-        plan = visits(np.arange(SIZES[device]), training.epochs, training.batch_size, False, address)
+        plan = plan_visits(np.arange(SIZES[device]), training.epochs, training.batch_size, False, address)
         return [plan.examples[part] for part in plan.batches()]
 
     return reference.federated(

@@ -8,16 +8,16 @@ import pytest
 
 from fedhen.benchmark import Loop, operations
 from fedhen.cli import main
-from fedhen.config.recipes import recipe_named
-from fedhen.config.toml import with_settings
-from fedhen.experiment.build import assemble
+from fedhen.config.recipes import load_recipe
+from fedhen.config.toml import apply_settings
+from fedhen.experiment.build import build_experiment
 
 
 def test_operations_are_those_of_the_layers() -> None:
     """Six a multiplication: forward, and backward to inputs and weights; nothing flows back to the images."""
     stem = 1 * 16 * 9 * 64
     simple = stem + 2 * 16 * 16 * 9 * 64 + (16 * 32 * 9 + 32 * 32 * 9 + 16 * 32) * 16 + 32 * 10
-    experiment = assemble(recipe_named("digits"), accelerator="cpu")
+    experiment = build_experiment(load_recipe("digits"), accelerator="cpu")
     assert operations(experiment, "simple") == 6 * simple - 2 * stem
     deep = (32 * 64 + 64 * 64) * 9 * 4 + 32 * 64 * 4 + (64 * 128 + 128 * 128) * 9 * 4 + 64 * 128 * 4 + 128 * 10
     assert operations(experiment, "complex") == 6 * (simple + deep) - 2 * stem
@@ -47,7 +47,7 @@ def test_the_same_rounds_are_compared() -> None:
     changes = ["evaluation.every=2", "data.limit=100", "training.epochs=1", "rounds=99"]
     played = []
     for rounds in (2, 0):
-        loop = Loop(assemble(with_settings(recipe_named("digits"), changes), accelerator="cpu"), rounds)
+        loop = Loop(build_experiment(apply_settings(load_recipe("digits"), changes), accelerator="cpu"), rounds)
         while len(loop.steps) < 2 and loop.goes_on():
             pass
         played.append([(step.record["round"], step.record["active"]) for step in loop.steps][:2])

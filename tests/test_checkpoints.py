@@ -22,18 +22,18 @@ from families import two_exits
 from fedhen.cli import main
 from fedhen.config import toml
 from fedhen.config.settings import Config, TrainingConfig
-from fedhen.errors import Stopped, UserError
+from fedhen.errors import RunStopped, UserError
 from fedhen.experiment import checkpoint_files, checkpoint_state
-from fedhen.experiment.build import assemble
-from fedhen.experiment.checkpoint_files import Damaged, Entry, Kind, kind_of
-from fedhen.experiment.experiment import Experiment, one_pass_each
-from fedhen.experiment.resume import How, check_same, settings_of
-from fedhen.experiment.runner import play_into
+from fedhen.experiment.build import build_experiment
+from fedhen.experiment.checkpoint_files import DamagedCheckpoint, Entry, TensorSpec, spec_of
+from fedhen.experiment.experiment import Experiment, plan_passes
+from fedhen.experiment.resume import ResumePolicy, check_same_settings, flatten_settings
+from fedhen.experiment.runner import play_run
 from fedhen.interrupts import Abandoned, Stop
 from fedhen.models.model_files import model_path
 from kills import content, same
 
-RESUME = How(resume=True)
+RESUME = ResumePolicy(resume=True)
 SETTINGS: dict[str, Any] = {"devices": {"active": 4}, "evaluation": {"every": 2}, "checkpoint": {"rounds": 2}}
 
 
@@ -59,7 +59,7 @@ def train(out: Path, **settings: Any) -> fedhen.Trained:
 def again(folder: Path) -> Experiment:
     """The experiment of a folder, before its first round."""
     config = toml.read_toml(folder / "config.toml")
-    return assemble(config, data=data(), family=two_exits(), accelerator="cpu")
+    return build_experiment(config, data=data(), family=two_exits(), accelerator="cpu")
 
 
 def unfinished(folder: Path) -> Path:
@@ -75,7 +75,7 @@ def unfinished(folder: Path) -> Path:
 
     with pytest.raises(Crash):
         train(folder, activate=activate)
-    assert checkpoint_files.numbers(folder / "checkpoints") == [6, 4]
+    assert checkpoint_files.list_rounds(folder / "checkpoints") == [6, 4]
     return folder
 
 
@@ -120,11 +120,13 @@ def test_what_tiers_share_they_share_again(tmp_path: Path) -> None:
     """One tensor in the file, one in memory: the passes that score the models stay as few."""
     train(tmp_path / "run")
     before, after = again(tmp_path / "run"), again(tmp_path / "run")
-    saved = checkpoint_files.read(tmp_path / "run" / "checkpoints", 8)
-    after.restore(checkpoint_state.restore(saved, checkpoint_state.check(saved, after.state()), after.state()))
+    saved = checkpoint_files.open_checkpoint(tmp_path / "run" / "checkpoints", 8)
+    after.restore(
+        checkpoint_state.restore_state(saved, checkpoint_state.check_checkpoint(saved, after.state()), after.state())
+    )
     shared = [name for name in after.server["simple"] if after.server["simple"][name] is after.server["complex"][name]]
     assert shared == list(after.server["simple"]) and after.played == 8
-    assert one_pass_each(after.server, after.family) == one_pass_each(before.server, before.family)
+    assert plan_passes(after.server, after.family) == plan_passes(before.server, before.family)
     names = [name for name in saved.kinds() if name.startswith("server.")]
     assert len(names) == len(after.server["complex"])
 
@@ -137,24 +139,24 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     header = 8 + int.from_bytes(tensors.read_bytes()[:8], "little")
     rng = random.Random(0)
     wanted = [(manifest, 0, manifest.stat().st_size), (tensors, 0, header), (tensors, header, tensors.stat().st_size)]
-    assert checkpoint_files.read(place, 2).round == 2
+    assert checkpoint_files.open_checkpoint(place, 2).round == 2
     for path, begin, end in wanted:
         right = path.read_bytes()
         for position in [begin, end - 1, *(rng.randrange(begin, end) for _ in range(198))]:
             wrong = bytearray(right)
             wrong[position] ^= 1 << rng.randrange(8)
             path.write_bytes(wrong)
-            with pytest.raises(Damaged):
-                checkpoint_files.read(place, 2)
+            with pytest.raises(DamagedCheckpoint):
+                checkpoint_files.open_checkpoint(place, 2)
         for length in (0, 1, len(right) // 2, len(right) - 1):
             path.write_bytes(right[:length])
-            with pytest.raises(Damaged):
-                checkpoint_files.read(place, 2)
+            with pytest.raises(DamagedCheckpoint):
+                checkpoint_files.open_checkpoint(place, 2)
         path.write_bytes(right + b" ")
-        with pytest.raises(Damaged):
-            checkpoint_files.read(place, 2)
+        with pytest.raises(DamagedCheckpoint):
+            checkpoint_files.open_checkpoint(place, 2)
         path.write_bytes(right)
-    assert checkpoint_files.read(place, 2).round == 2
+    assert checkpoint_files.open_checkpoint(place, 2).round == 2
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "no rounds", "an odd round"])
@@ -228,29 +230,29 @@ def test_other_data_is_refused_by_name(part: str, change: Callable[[list[Any]], 
 
 def test_a_checkpoint_from_before_a_setting_was_there_can_be_used() -> None:
     """It was made with what is now the default."""
-    older = {key: value for key, value in settings_of(Config()).items() if key != "training.lr_warmup"}
-    check_same(Config(), older, "it")
+    older = {key: value for key, value in flatten_settings(Config()).items() if key != "training.lr_warmup"}
+    check_same_settings(Config(), older, "it")
     with pytest.raises(UserError, match=r"training.lr_warmup is 5, was 0"):
-        check_same(Config(training=TrainingConfig(lr_warmup=5)), older, "it")
+        check_same_settings(Config(training=TrainingConfig(lr_warmup=5)), older, "it")
 
 
-def forged(folder: Path, change: Callable[[dict[str, Any], list[Entry]], None]) -> checkpoint_files.Saved:
+def forged(folder: Path, change: Callable[[dict[str, Any], list[Entry]], None]) -> checkpoint_files.Checkpoint:
     """A checkpoint with right checksums and something else in it."""
-    saved = checkpoint_files.read(folder / "checkpoints", 6)
+    saved = checkpoint_files.open_checkpoint(folder / "checkpoints", 6)
     about = json.loads(json.dumps({k: v for k, v in saved.manifest.items() if k not in ("check", "round")}))
     tensors = {name: saved.tensor(name) for name in saved.kinds()}
-    entries = [Entry(name, kind_of(tensor), partial(tensors.__getitem__, name)) for name, tensor in tensors.items()]
+    entries = [Entry(name, spec_of(tensor), partial(tensors.__getitem__, name)) for name, tensor in tensors.items()]
     change(about, entries)
     for key in ("format", "bytes", "sha256"):
         about.pop(key)
-    checkpoint_files.write(folder / "checkpoints", 6, entries, about)
-    return checkpoint_files.read(folder / "checkpoints", 6)
+    checkpoint_files.write_checkpoint(folder / "checkpoints", 6, entries, about)
+    return checkpoint_files.open_checkpoint(folder / "checkpoints", 6)
 
 
 def swapped(name: str, tensor: torch.Tensor) -> Callable[[dict[str, Any], list[Entry]], None]:
     def change(about: dict[str, Any], entries: list[Entry]) -> None:
         place = next((k for k, entry in enumerate(entries) if entry.name == name), len(entries))
-        entries[place : place + 1] = [Entry(name, kind_of(tensor), lambda: tensor)]
+        entries[place : place + 1] = [Entry(name, spec_of(tensor), lambda: tensor)]
 
     return change
 
@@ -307,12 +309,12 @@ def test_pickles_and_monstrous_headers_are_not_read(tmp_path: Path) -> None:
     huge = json.dumps({"server.0": {"dtype": "F32", "shape": [2**60], "data_offsets": [0, 2**62]}}).encode()
     for bad in (pickle.dumps({"server.0": 1}), (2**62).to_bytes(8, "little"), len(huge).to_bytes(8, "little") + huge):
         (place / "round-000006.safetensors").write_bytes(bad)
-        manifest = dict(checkpoint_files.read(place, 4).manifest)
+        manifest = dict(checkpoint_files.open_checkpoint(place, 4).manifest)
         manifest.pop("check")
         manifest |= {"round": 6, "bytes": len(bad), "sha256": hashlib.sha256(bad).hexdigest()}
         (place / "round-000006.json").write_bytes(checkpoint_files._rendered(manifest))
-        with pytest.raises(Damaged):
-            checkpoint_state.check(checkpoint_files.read(place, 6), again(folder).state())
+        with pytest.raises(DamagedCheckpoint):
+            checkpoint_state.check_checkpoint(checkpoint_files.open_checkpoint(place, 6), again(folder).state())
 
 
 def test_a_disk_that_cannot_be_written_does_not_end_the_run(whole: Path, tmp_path: Path) -> None:
@@ -322,7 +324,7 @@ def test_a_disk_that_cannot_be_written_does_not_end_the_run(whole: Path, tmp_pat
     experiment.activate = lambda number, losses: [number, 9 - number]
     (folder / "checkpoints").write_text("in the way")
     with pytest.warns(UserWarning, match="round 2 could not be saved .*: the run goes on"):
-        assert len(list(play_into(folder, experiment))) == 8
+        assert len(list(play_run(folder, experiment))) == 8
     rounds = [(f / "rounds.jsonl").read_bytes() for f in (folder, whole)]
     assert rounds[0] == rounds[1] and model_path(folder, "server", "simple").is_file()
 
@@ -330,22 +332,22 @@ def test_a_disk_that_cannot_be_written_does_not_end_the_run(whole: Path, tmp_pat
 def test_the_folder_is_held_while_a_checkpoint_is_written(whole: Path, tmp_path: Path) -> None:
     """A run in Python that is interrupted has let go of its folder only when nothing writes into it any more."""
     (tmp_path / "run").mkdir()
-    steps = play_into(tmp_path / "run", again(whole))
+    steps = play_run(tmp_path / "run", again(whole))
     next(steps), next(steps)
     with pytest.raises(KeyboardInterrupt):
         steps.throw(KeyboardInterrupt)  # type: ignore[attr-defined]
     assert [thread.name for thread in threading.enumerate() if thread.name == "checkpoint"] == []
-    assert checkpoint_files.numbers(tmp_path / "run" / "checkpoints") == [2]
+    assert checkpoint_files.list_rounds(tmp_path / "run" / "checkpoints") == [2]
 
 
 def test_who_stops_on_a_full_disk_is_told_what_is_saved(whole: Path, tmp_path: Path) -> None:
     """Rounds 2 and 4 are saved, then something is in the way."""
     (tmp_path / "run").mkdir()
     stop = Stop()
-    steps = play_into(tmp_path / "run", again(whole), stop=stop)
+    steps = play_run(tmp_path / "run", again(whole), stop=stop)
     for _ in range(4):
         next(steps)
-    with pytest.warns(UserWarning, match="round 5 could not be saved"), pytest.raises(Stopped) as told:
+    with pytest.warns(UserWarning, match="round 5 could not be saved"), pytest.raises(RunStopped) as told:
         for step in steps:
             if step.record["round"] == 5:
                 place = tmp_path / "run" / "checkpoints"
@@ -373,10 +375,10 @@ def test_a_round_can_be_taken_back_wherever_it_is_left(tmp_path: Path) -> None:
         return scores(reported)
 
     experiment.scores = interrupted  # type: ignore[method-assign]
-    with pytest.raises(Stopped, match="stopped after round 5; go on with"):
-        list(play_into(tmp_path / "cut", experiment, stop=stop))
-    assert checkpoint_files.numbers(tmp_path / "cut" / "checkpoints") == [5, 4]
-    list(play_into(tmp_path / "cut", again(tmp_path / "whole"), RESUME))
+    with pytest.raises(RunStopped, match="stopped after round 5; go on with"):
+        list(play_run(tmp_path / "cut", experiment, stop=stop))
+    assert checkpoint_files.list_rounds(tmp_path / "cut" / "checkpoints") == [5, 4]
+    list(play_run(tmp_path / "cut", again(tmp_path / "whole"), RESUME))
     assert same(tmp_path / "whole", tmp_path / "cut") and (tmp_path / "cut" / "config.toml").read_text() == config
 
 
@@ -399,4 +401,4 @@ def test_resume_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["run", "digits", "--resume", "--out", str(tmp_path / "thesis")]) == 2
     assert "does not hold a run" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    assert Kind((2, 3), torch.float32).bytes == 24 and content(tmp_path / "run")
+    assert TensorSpec((2, 3), torch.float32).bytes == 24 and content(tmp_path / "run")

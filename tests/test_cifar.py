@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from fedhen.cli import main
-from fedhen.config.recipes import centralised, recipe_named
-from fedhen.config.toml import with_settings
+from fedhen.config.recipes import load_recipe, make_centralised
+from fedhen.config.toml import apply_settings
 from fedhen.data import cifar
 from fedhen.data.published import CIFAR10, CIFAR100, PUBLISHED, Files
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
-from fedhen.experiment.build import Assembler, assemble
+from fedhen.experiment.build import Assembler, build_experiment
 from fedhen.runs.reader import read_run
 
 NARROW = ["model.widths=[8, 8, 16, 16]", "model.blocks=[1, 1, 1, 1]", "devices.number=10", "devices.active=4"]
@@ -87,7 +87,7 @@ def test_published_means_and_deviations_from_the_real_files(files: Files) -> Non
 
 
 def test_images_stay_bytes_in_one_tensor(root: Path) -> None:
-    run = assemble(with_settings(recipe_named("cifar10-iid"), NARROW), data_dir=root, accelerator="cpu")
+    run = build_experiment(apply_settings(load_recipe("cifar10-iid"), NARROW), data_dir=root, accelerator="cpu")
     assert run.data.x.dtype == torch.uint8 and run.data.x.shape == (300, 3, 32, 32)
 
 
@@ -102,7 +102,7 @@ def test_images_stay_bytes_in_one_tensor(root: Path) -> None:
 )
 def test_the_recipes_are_the_papers(recipe: str, split: str, targets: dict[str, tuple[float, ...]]) -> None:
     """Section "Experiments", appendix "Hyperparameters", Tables 1 and 2, and the defaults for what they leave open."""
-    c = recipe_named(recipe)
+    c = load_recipe(recipe)
     assert (c.rounds, c.devices.number, c.devices.active, c.tiers) == (1000, 100, 10, {"simple": 0.5, "complex": 0.5})
     t = c.training
     assert (t.epochs, t.lr, t.clip, t.batch_size, t.weight_decay, t.momentum, t.lr_decay) == (
@@ -138,8 +138,8 @@ def test_centralised_is_the_same_loop_with_one_device(root: Path) -> None:
     assert run.config["data"]["fraction"] == 0.5
     assert [r["round"] for r in run.rounds if "accuracy" in r] == [1, 2, 3]
     assert run.rounds[-1]["loss"] < run.rounds[0]["loss"]
-    config = with_settings(centralised(recipe_named("cifar10-iid"), "complex", 0.5), NARROW[:2])
-    found = assemble(config, data_dir=root, accelerator="cpu")
+    config = apply_settings(make_centralised(load_recipe("cifar10-iid"), "complex", 0.5), NARROW[:2])
+    found = build_experiment(config, data_dir=root, accelerator="cpu")
     assert [len(shard) for shard in found.data.shards] == [150]
     assert len(found.data.y_test) == 60
     assert found.holdings["complex"].exits == ("complex",)
@@ -148,13 +148,13 @@ def test_centralised_is_the_same_loop_with_one_device(root: Path) -> None:
 def test_the_papers_centralised_sizes() -> None:
     """695,371 parameters for the simple model, and 11,171,146 for the complex one, which carries no exit."""
     from fedhen.algorithm.methods import FEDAVG
-    from fedhen.algorithm.ownership import holdings
-    from fedhen.models.registry import family_named
+    from fedhen.algorithm.ownership import find_holdings
+    from fedhen.models.registry import make_family
 
-    family = family_named(recipe_named("cifar10-iid"), (3, 32, 32), 10)
+    family = make_family(load_recipe("cifar10-iid"), (3, 32, 32), 10)
     batch = torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
     for tier, number in (("simple", 695_371), ("complex", 11_171_146)):
-        shapes = holdings(family, {tier: FEDAVG.objective}, FEDAVG.pools, batch)[tier].shapes
+        shapes = find_holdings(family, {tier: FEDAVG.objective}, FEDAVG.pools, batch)[tier].shapes
         assert sum(int(np.prod(shape)) for shape in shapes.values()) == number
 
 
@@ -185,7 +185,7 @@ def test_paper_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_every_setting_of_a_centralised_run_can_be_set(root: Path) -> None:
     """The schedule that the docs state, and each value changed from the command line."""
-    c = centralised(recipe_named("cifar10-iid"), "simple")
+    c = make_centralised(load_recipe("cifar10-iid"), "simple")
     t = c.training
     assert (c.rounds, t.epochs, t.lr, t.lr_schedule, t.lr_warmup, t.momentum, t.batch_size, t.weight_decay) == (
         *(100, 1, 0.1, "cosine", 5),
@@ -240,17 +240,17 @@ def test_a_hundred_classes_are_read_by_their_fine_label(tmp_path: Path) -> None:
 
 
 def test_the_limit_holds_for_both_parts_and_a_fraction_for_training(root: Path) -> None:
-    run = assemble(
-        with_settings(recipe_named("cifar10-iid"), [*NARROW, "data.limit=40"]), data_dir=root, accelerator="cpu"
+    run = build_experiment(
+        apply_settings(load_recipe("cifar10-iid"), [*NARROW, "data.limit=40"]), data_dir=root, accelerator="cpu"
     )
     assert (len(run.data.y), len(run.data.y_test)) == (40, 40)
     both = Assembler("cpu", root)
     halves = [
-        both(with_settings(recipe_named("cifar10-iid"), [*NARROW, "data.fraction=0.5", f"seed={s}"])) for s in (0, 1, 0)
+        both(apply_settings(load_recipe("cifar10-iid"), [*NARROW, "data.fraction=0.5", f"seed={s}"])) for s in (0, 1, 0)
     ]
     assert [len(half.data.y) for half in halves] == [150] * 3
     assert torch.equal(halves[0].data.x, halves[2].data.x) and not torch.equal(halves[0].data.x, halves[1].data.x)
     assert len(both.loaded) == 2
-    whole = both(with_settings(recipe_named("cifar10-iid"), NARROW))
+    whole = both(apply_settings(load_recipe("cifar10-iid"), NARROW))
     held = np.sort(np.concatenate(whole.data.shards[:5]))
     assert torch.equal(halves[0].data.x, whole.data.x[held])

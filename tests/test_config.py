@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedhen.config import toml
-from fedhen.config.recipes import RECIPES, config_file, recipe_named
+from fedhen.config.recipes import RECIPES, load_recipe, read_recipe_file
 from fedhen.config.settings import Config
-from fedhen.config.validation import from_mapping, settings
+from fedhen.config.validation import from_mapping, list_settings
 from fedhen.errors import UserError
 
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("comments", [False, True])
 def test_recipes_survive_toml(name: str, comments: bool) -> None:
-    config = recipe_named(name)
+    config = load_recipe(name)
     assert from_mapping(tomllib.loads(toml.to_toml(config, comments=comments))) == config
 
 
@@ -67,13 +67,13 @@ def test_any_value_survives_toml(text: str, number: float, numbers: list[int]) -
 )
 def test_wrong_settings_get_one_line_that_names_the_key(assignment: str, message: str) -> None:
     with pytest.raises(UserError) as error:
-        toml.with_settings(Config(), [assignment])
+        toml.apply_settings(Config(), [assignment])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_settings_are_toml_values_and_bare_words() -> None:
-    config = toml.with_settings(
+    config = toml.apply_settings(
         Config(),
         ["training.lr=0.05", "split.kind=iid", 'data.name="my data"', "model.widths=[1, 2]", "model.final_norm=true"],
     )
@@ -84,8 +84,8 @@ def test_settings_are_toml_values_and_bare_words() -> None:
 
 
 def test_a_table_given_whole_replaces_and_a_key_of_it_changes() -> None:
-    assert toml.with_settings(Config(), ["tiers={only=1.0}"]).tiers == {"only": 1.0}
-    changed = toml.with_settings(Config(), ["tiers.simple=0.2", "tiers.complex=0.8", "model.exits.simple=1"])
+    assert toml.apply_settings(Config(), ["tiers={only=1.0}"]).tiers == {"only": 1.0}
+    changed = toml.apply_settings(Config(), ["tiers.simple=0.2", "tiers.complex=0.8", "model.exits.simple=1"])
     assert changed.tiers == {"simple": 0.2, "complex": 0.8}
     assert changed.model.exits == {"simple": 1, "complex": 4}
 
@@ -100,9 +100,9 @@ def test_numpys_numbers_are_numbers() -> None:
 def test_a_config_file_starts_from_the_recipe_that_it_names(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('recipe = "digits"\nmethod = "noside"\n[training]\nlr = 0.05\n')
-    expected = dataclasses.replace(recipe_named("digits"), method="noside")
-    expected = toml.with_settings(expected, ["training.lr=0.05"])
-    assert config_file(path) == expected
+    expected = dataclasses.replace(load_recipe("digits"), method="noside")
+    expected = toml.apply_settings(expected, ["training.lr=0.05"])
+    assert read_recipe_file(path) == expected
 
 
 def test_tiers_are_dealt_to_the_devices_in_order() -> None:
@@ -134,4 +134,4 @@ def test_wrong_files_get_one_line(tmp_path: Path, text: str, message: str) -> No
 
 
 def test_every_setting_says_what_it_means() -> None:
-    assert all(item.metadata["doc"] for _, item in settings())
+    assert all(item.metadata["doc"] for _, item in list_settings())

@@ -22,7 +22,7 @@ from fedhen.cli import main
 from fedhen.errors import UserError
 from fedhen.reports import write_report
 from fedhen.runs.reader import read_run
-from fedhen.runs.writer import recorded_lines
+from fedhen.runs.writer import read_whole_lines
 from report_fixtures import make_run, write_folder
 from test_cli import NARROW, TINY, refused
 
@@ -109,9 +109,9 @@ def test_lost_timing_costs_nothing_but_the_timing(run: Path) -> None:
 def test_a_run_goes_on_after_the_lines_before_the_damage(run: Path, damage: bytes) -> None:
     path = run / "rounds.jsonl"
     first, second, third, _ = whole = path.read_bytes().splitlines(keepends=True)
-    assert recorded_lines(path, 3) == whole[:3]
+    assert read_whole_lines(path, 3) == whole[:3]
     path.write_bytes(b"".join([first, second, damage, b"\n", third]))
-    assert recorded_lines(path, 4) == [first, second]
+    assert read_whole_lines(path, 4) == [first, second]
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_any_change_of_an_archive_is_one_line_or_data(content: bytes, at: int, c
         from fedhen.data import image_folder
 
         try:
-            data = image_folder.read(path)
+            data = image_folder.read_own_data(path)
         except UserError as error:
             assert "\n" not in str(error)
         else:

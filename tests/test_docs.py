@@ -21,7 +21,7 @@ from families import texts, words
 from fedhen.cli import main
 from fedhen.cli.main import parser
 from fedhen.config.settings import Config
-from fedhen.config.validation import hints, settings
+from fedhen.config.validation import list_settings, type_hints
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -31,7 +31,7 @@ CONFIGURATION = ROOT / "docs" / "configuration.md"
 def settings_table() -> str:
     """Every key with its default and meaning."""
     rows = ["| key | default | meaning |", "|---|---|---|"]
-    for key, item in settings():
+    for key, item in list_settings():
         default: Any = Config()
         for name in key.split("."):
             default = getattr(default, name)
@@ -45,7 +45,7 @@ def settings_table() -> str:
 def _hint(key: str) -> Any:
     kind: Any = Config
     for name in key.split("."):
-        kind = hints(kind)[name]
+        kind = type_hints(kind)[name]
     return kind
 
 
@@ -130,10 +130,10 @@ def test_every_record_key_is_in_the_table_and_no_other(tmp_path: Path) -> None:
 
 def test_the_tutorial_has_the_commands_that_fleet_init_prints() -> None:
     """test_fleet_processes.py runs them as they are printed."""
-    from fedhen.fleet.project import Folder
-    from fedhen.fleet.scaffold import instructions
+    from fedhen.fleet.project import FleetProject
+    from fedhen.fleet.scaffold import make_instructions
 
-    printed = instructions(Folder(Path("my-fleet"), "127.0.0.1:8000"), {"simple": 1, "complex": 1})
+    printed = make_instructions(FleetProject(Path("my-fleet"), "127.0.0.1:8000"), {"simple": 1, "complex": 1})
     told = section((ROOT / "docs" / "fleet.md").read_text(), "instructions")
     assert told.splitlines()[1:-1] == printed.splitlines()[2:]
 

@@ -19,7 +19,7 @@ from fedhen.algorithm.updates import Failure
 from fedhen.cli import main
 from fedhen.config.validation import from_mapping
 from fedhen.errors import UserError
-from fedhen.experiment.build import assemble
+from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 from fedhen.hardware.memory import OUT_OF_MEMORY
 from fedhen.runs.reader import read_run
@@ -35,7 +35,7 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 def experiment(unknown: list[int], **changes: Any) -> Experiment:
     config = from_mapping(settings(model={"family": "python"}, **changes))
-    return assemble(config, data=texts(unknown), family=words(), accelerator="cpu")
+    return build_experiment(config, data=texts(unknown), family=words(), accelerator="cpu")
 
 
 @pytest.mark.parametrize("engine", ["plain", "fast"])

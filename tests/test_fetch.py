@@ -175,42 +175,44 @@ UNPACKED = {f"{FOLDER}/{name}": content for name, content in CONTENTS.items()}
 def test_a_download_shows_how_it_gets_on_and_leaves_the_archive_alone(tmp_path: Path) -> None:
     shown: list[tuple[int, int | None]] = []
     with serving("good") as server:
-        got = download.download(TINY, tmp_path / "new" / "root", url=server.url, show=lambda *now: shown.append(now))
+        got = download.download_file(
+            TINY, tmp_path / "new" / "root", url=server.url, show=lambda *now: shown.append(now)
+        )
         assert files_in(tmp_path) == {f"new/root/{ARCHIVE}": GOOD} and got == tmp_path / "new" / "root" / ARCHIVE
         assert shown[0] == (0, len(GOOD)) and shown[-1] == (len(GOOD), len(GOOD)) and shown == sorted(shown)
-        download.download(TINY, got.parent, url=server.url)
+        download.download_file(TINY, got.parent, url=server.url)
         assert server.asked == [None], "an archive that is there and right is not asked for again"
 
 
 def test_a_download_that_breaks_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
     with serving("break:1000", "break:2000", "good") as server:
-        assert download.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert download.download_file(TINY, tmp_path, url=server.url).read_bytes() == GOOD
         assert server.asked == [None, "bytes=1000-", "bytes=3000-"]
 
 
 def test_a_line_that_breaks_often_but_gets_further_is_never_given_up(tmp_path: Path) -> None:
     with serving(*["break:10000"] * 20, "good") as server:
-        assert download.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert download.download_file(TINY, tmp_path, url=server.url).read_bytes() == GOOD
         assert len(server.asked) == 21 > 5 * len(download.WAITS)
 
 
 def test_a_server_that_gives_pieces_is_asked_for_the_next_ones(tmp_path: Path) -> None:
     (tmp_path / f"{ARCHIVE}.part").write_bytes(GOOD[:10])
     with serving(*["piece:50000"] * 4, "good") as server:
-        assert download.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert download.download_file(TINY, tmp_path, url=server.url).read_bytes() == GOOD
         assert server.asked == [f"bytes={10 + 50_000 * k}-" for k in range(5)]
 
 
 def test_the_next_command_goes_on_with_what_the_last_one_left(tmp_path: Path) -> None:
     with serving("break:5000", "break:0") as server, pytest.raises(UserError) as error:
-        download.download(TINY, tmp_path, url=server.url)
+        download.download_file(TINY, tmp_path, url=server.url)
     text = one_line(error)
     assert server.url in text and f"broke off after 5000 of {len(GOOD)} bytes" in text
     assert "run the command again to go on" in text
     assert server.asked == [None] + ["bytes=5000-"] * len(download.WAITS)
     assert files_in(tmp_path) == {f"{ARCHIVE}.part": GOOD[:5000]}
     with serving("good") as server:
-        assert download.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert download.download_file(TINY, tmp_path, url=server.url).read_bytes() == GOOD
         assert server.asked == ["bytes=5000-"]
 
 
@@ -229,7 +231,7 @@ def test_the_next_command_goes_on_with_what_the_last_one_left(tmp_path: Path) ->
 def test_other_answers_to_a_request_for_the_rest(tmp_path: Path, script: list[str], asked: list[str | None]) -> None:
     (tmp_path / f"{ARCHIVE}.part").write_bytes(GOOD[:500])
     with serving(*script) as server:
-        assert download.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert download.download_file(TINY, tmp_path, url=server.url).read_bytes() == GOOD
         assert server.asked == asked
 
 
@@ -239,7 +241,7 @@ def test_a_part_of_the_full_size_is_verified_and_a_longer_one_thrown_away(
 ) -> None:
     (tmp_path / f"{ARCHIVE}.part").write_bytes(GOOD + extra)
     with serving("good") as server:
-        assert download.download(TINY, tmp_path, url=server.url).read_bytes() == GOOD
+        assert download.download_file(TINY, tmp_path, url=server.url).read_bytes() == GOOD
         assert len(server.asked) == asked
     assert files_in(tmp_path) == {ARCHIVE: GOOD}
 
@@ -254,7 +256,7 @@ def test_a_part_of_the_full_size_is_verified_and_a_longer_one_thrown_away(
 )
 def test_a_server_without_the_archive_gets_one_line_and_leaves_nothing(tmp_path: Path, script: str, says: str) -> None:
     with serving(script) as server, pytest.raises(UserError) as error:
-        download.download(TINY, tmp_path, url=server.url)
+        download.download_file(TINY, tmp_path, url=server.url)
     text = one_line(error)
     assert says in text and server.url in text and "--from PATH" in text
     assert len(server.asked) == 1 and files_in(tmp_path) == {}
@@ -265,7 +267,7 @@ def test_no_server_at_all_gets_one_line(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/{ARCHIVE}"
         with pytest.raises(UserError) as error:
-            download.download(TINY, tmp_path, url=url)
+            download.download_file(TINY, tmp_path, url=url)
     assert f"cannot download {url}: Connection refused; run the command again to go on" in one_line(error)
 
 
@@ -287,7 +289,7 @@ def test_a_folder_that_cannot_be_made_gets_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for root, says in (("file", "is not a folder"), ("file/data", "cannot write to")):
         with pytest.raises(UserError) as error:
-            download.download(TINY, tmp_path / root)
+            download.download_file(TINY, tmp_path / root)
         assert says in one_line(error) and "--to" in one_line(error)
 
 
@@ -295,7 +297,7 @@ def test_a_folder_that_cannot_be_made_gets_one_line(tmp_path: Path) -> None:
 def test_a_folder_that_may_not_be_written_to_gets_one_line(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with serving("good") as server, pytest.raises(UserError) as error:
-        download.download(TINY, tmp_path, url=server.url)
+        download.download_file(TINY, tmp_path, url=server.url)
     assert "Permission denied" in one_line(error)
 
 
@@ -305,10 +307,10 @@ def test_a_full_disk_is_noticed_before_it_is_full(tmp_path: Path, monkeypatch: p
     with serving("good") as server:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, needed - 1))
         with pytest.raises(UserError) as error:
-            download.download(TINY, tmp_path, url=server.url)
+            download.download_file(TINY, tmp_path, url=server.url)
         assert "has 1 MB left and 1 MB are needed: make room" in one_line(error)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, needed))
-        download.download(TINY, tmp_path, url=server.url)
+        download.download_file(TINY, tmp_path, url=server.url)
 
 
 def test_a_disk_that_fills_up_gets_one_line(tmp_path: Path) -> None:
@@ -318,7 +320,7 @@ def test_a_disk_that_fills_up_gets_one_line(tmp_path: Path) -> None:
     assert f"cannot write to {tmp_path}: File too large; make room" in one_line(error)
     assert files_in(tmp_path) == {ARCHIVE: GOOD}
     with serving("good") as server, files_of_at_most(100_000), pytest.raises(UserError) as error:
-        download.download(TINY, tmp_path / "other", url=server.url)
+        download.download_file(TINY, tmp_path / "other", url=server.url)
     assert "File too large; make room" in one_line(error)
 
 

@@ -10,16 +10,16 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 from fedhen.algorithm.methods import METHODS
-from fedhen.cli.options import LOCALS, for_method
+from fedhen.cli.options import LOCALS, with_method_settings
 from fedhen.config import toml
-from fedhen.config.recipes import recipe_named
+from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
-from fedhen.devices.population import tiers_of
-from fedhen.experiment.build import assemble
-from fedhen.experiment.runner import play_into
+from fedhen.devices.population import assign_tiers
+from fedhen.experiment.build import build_experiment
+from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import recipe_app
-from fedhen.fleet.project import Folder
-from fedhen.fleet.scaffold import found
+from fedhen.fleet.project import FleetProject
+from fedhen.fleet.scaffold import create_project
 from fedhen.fleet.server import Job, play
 from inside import grid
 
@@ -32,26 +32,28 @@ SMALL = [
 
 def config(method: str = "fedhen", local: str = "plain", *changes: str) -> Config:
     settings = [*SMALL, f"local.name={local}", *changes]
-    return METHODS[method].restricted(toml.with_settings(for_method(recipe_named("digits"), method), settings))
+    return METHODS[method].restricted(
+        toml.apply_settings(with_method_settings(load_recipe("digits"), method), settings)
+    )
 
 
 def simulated(chosen: Config, folder: Path) -> Path:
     folder.mkdir()
-    for _ in play_into(folder, assemble(chosen, accelerator="cpu")):
+    for _ in play_run(folder, build_experiment(chosen, accelerator="cpu")):
         pass
     return folder
 
 
 def fleet(chosen: Config, folder: Path, state: Path) -> Path:
-    for _ in play(grid(tiers_of(chosen), state), recipe_app(), Job(chosen, folder, poll=0.0)):
+    for _ in play(grid(assign_tiers(chosen), state), recipe_app(), Job(chosen, folder, poll=0.0)):
         pass
     return folder
 
 
 def test_what_flower_ships_holds_no_secret(tmp_path: Path) -> None:
     """The app's own files alone: no key, no certificate, no data, no earlier run."""
-    folder = Folder(tmp_path / "fleet", "127.0.0.1:8000")
-    found(folder, recipe_named("digits"), {"simple": 1, "complex": 1})
+    folder = FleetProject(tmp_path / "fleet", "127.0.0.1:8000")
+    create_project(folder, load_recipe("digits"), {"simple": 1, "complex": 1})
     (folder.path / "runs").mkdir()
     (folder.path / "runs" / "summary.json").write_text("{}")
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder.path))) as bundle:

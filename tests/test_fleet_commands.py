@@ -20,16 +20,16 @@ import pytest
 
 from fedhen.cli import main
 from fedhen.config import toml
-from fedhen.config.recipes import recipe_named
+from fedhen.config.recipes import load_recipe
 from fedhen.errors import UserError
 from fedhen.fileio import untrusted
 from fedhen.fleet import follow
 from fedhen.fleet.local_fleet import free_port
-from fedhen.fleet.processes import Processes, marked
-from fedhen.fleet.project import Folder, run_line
-from fedhen.fleet.superlink import Link
+from fedhen.fleet.processes import Processes, find_marked
+from fedhen.fleet.project import FleetProject, run_line
+from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.layout import ROUNDS, TIMING
-from fedhen.runs.writer import Recorder
+from fedhen.runs.writer import RunWriter
 from kills import wait_for
 
 STARTING = """
@@ -72,7 +72,7 @@ def starting(program: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], s
             yield process, mark, Path("/proc") / watcher
         finally:
             process.kill()
-            for pid in marked(mark):
+            for pid in find_marked(mark):
                 # The watcher may be quicker.
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -84,12 +84,12 @@ def ended(mark: str, watcher: Path) -> bool:
         gone = "State:\tZ" in (watcher / "status").read_text()
     except OSError:
         gone = True
-    return gone and not marked(mark)
+    return gone and not find_marked(mark)
 
 
 def test_killed_for_good_it_leaves_nothing_of_what_its_programs_started(tmp_path: Path) -> None:
     with starting(GRANDPARENT, tmp_path) as (process, mark, watcher):
-        wait_for(lambda: len(marked(mark)) == 2, 60)
+        wait_for(lambda: len(find_marked(mark)) == 2, 60)
         process.kill()
         wait_for(lambda: ended(mark, watcher), 60)
 
@@ -168,10 +168,10 @@ def test_init_warns_of_a_port_that_others_reach(tmp_path: Path, capsys: pytest.C
 
 
 def test_rounds_can_be_added_but_none_taken_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fleet, run = Folder(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
-    fleet.write_app(recipe_named("digits"))
+    fleet, run = FleetProject(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
+    fleet.write_app(load_recipe("digits"))
     run.mkdir()
-    (run / "config.toml").write_text(toml.to_toml(recipe_named("digits")))
+    (run / "config.toml").write_text(toml.to_toml(load_recipe("digits")))
     assert main(["fleet", "run", str(fleet.path), "--resume", str(run), "--rounds", "3"]) == 2
     assert "is planned for 40 rounds: some can be added, none taken away" in capsys.readouterr().err
 
@@ -181,11 +181,11 @@ def test_rounds_added_to_a_finished_run_are_followed(
     look: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old summary is not the end of the new rounds; and whenever the server writes them, none is missed."""
-    fleet, run = Folder(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
+    fleet, run = FleetProject(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
     run.mkdir()
 
     def record(last: int) -> None:
-        with Recorder(run, toml.to_toml(recipe_named("digits")), {}, after=last - 1) as recorder:
+        with RunWriter(run, toml.to_toml(load_recipe("digits")), {}, after=last - 1) as recorder:
             recorder.round({"round": last})
             recorder.timing(last, {"total": 1.0})
             recorder.finish({"rounds": last})
@@ -204,7 +204,7 @@ def test_rounds_added_to_a_finished_run_are_followed(
     monkeypatch.setattr(follow, "LOOK", 0.0)
     for name in ("json_lines", "json_object"):
         monkeypatch.setattr(untrusted, name, with_the_server_before(getattr(untrusted, name)))
-    rounds = follow.follow(Link(fleet, Processes(tmp_path / "logs")), "1", run, after=1, planned=2)
+    rounds = follow.follow(SuperLinkClient(fleet, Processes(tmp_path / "logs")), "1", run, after=1, planned=2)
     assert [record["round"] for record, _ in rounds] == [2]
 
 
@@ -212,18 +212,18 @@ def test_rounds_added_to_a_finished_run_are_followed(
 def test_only_rounds_that_are_whole_and_in_order_count(rest: bytes, tmp_path: Path) -> None:
     for name in (ROUNDS, TIMING):
         (tmp_path / name).write_bytes(b'{"round": 1}\n' + rest)
-    assert follow.recorded(tmp_path) == [({"round": 1}, {"round": 1})] and follow.last(tmp_path) == 1
-    assert follow.recorded(tmp_path, after=1) == []
+    assert follow.read_new_rounds(tmp_path) == [({"round": 1}, {"round": 1})] and follow.last_round(tmp_path) == 1
+    assert follow.read_new_rounds(tmp_path, after=1) == []
     (tmp_path / TIMING).unlink()
-    assert follow.recorded(tmp_path) == [] and follow.last(tmp_path) == 0
+    assert follow.read_new_rounds(tmp_path) == [] and follow.last_round(tmp_path) == 0
 
 
 def test_rounds_are_followed_whose_timings_have_a_gap(tmp_path: Path) -> None:
     """A damaged line was cut off with those after it, and the run has gone on."""
     (tmp_path / ROUNDS).write_text("".join(f'{{"round": {number}}}\n' for number in range(1, 8)))
     (tmp_path / TIMING).write_text("".join(f'{{"round": {number}}}\n' for number in (1, 2, 6)))
-    assert [record["round"] for record, _ in follow.recorded(tmp_path, after=2)] == [6]
-    assert follow.last(tmp_path) == 6
+    assert [record["round"] for record, _ in follow.read_new_rounds(tmp_path, after=2)] == [6]
+    assert follow.last_round(tmp_path) == 6
 
 
 FLWR = """\
@@ -256,7 +256,7 @@ def test_how_a_run_ends_is_asked_of_flower(
     (tmp_path / "status").write_text(json.dumps({"success": True, "runs": [{"status": f"finished:{status}"}]}))
     for name, text in (("log", log), ("more", more), (ROUNDS, '{"round": 1}\n'), (TIMING, '{"round": 1}\n')):
         (tmp_path / name).write_text(text)
-    link = Link(Folder(tmp_path, "127.0.0.1:1", secure=False), Processes(tmp_path / "logs"))
+    link = SuperLinkClient(FleetProject(tmp_path, "127.0.0.1:1", secure=False), Processes(tmp_path / "logs"))
     rounds = follow.follow(link, "1", tmp_path, after=1, planned=9, go_on="LINE")
     if end is None:
         assert [record for record, _ in rounds] == [json.loads(line) for line in more.splitlines()]
@@ -264,7 +264,7 @@ def test_how_a_run_ends_is_asked_of_flower(
         with pytest.raises(UserError) as told:
             list(rounds)
         assert str(told.value) == f"the run {end}"
-    nothing = follow.ended(f"finished:{status}", tmp_path / "none", "", "LINE")
+    nothing = follow.explain_end(f"finished:{status}", tmp_path / "none", "", "LINE")
     assert nothing == f"the run has ended ({status})", "before its first round there is nothing to go on with"
 
 
@@ -280,20 +280,20 @@ def test_another_service_on_the_port_is_no_superlink(answer: bytes, tmp_path: Pa
 
         thread = threading.Thread(target=serve)
         thread.start()
-        fleet = Folder(tmp_path, f"127.0.0.1:{server.getsockname()[1]}", secure=False)
-        assert not Link(fleet, Processes(tmp_path / "logs")).is_up()
+        fleet = FleetProject(tmp_path, f"127.0.0.1:{server.getsockname()[1]}", secure=False)
+        assert not SuperLinkClient(fleet, Processes(tmp_path / "logs")).is_up()
         thread.join()
 
 
 def test_a_superlink_that_is_gone_ends_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few questions: one that starts again is waited for."""
     monkeypatch.setattr(follow, "ASK", 0.0)
-    fleet, run = Folder(tmp_path / "fleet", f"127.0.0.1:{free_port()}", secure=False), tmp_path / "run"
-    fleet.write_app(recipe_named("digits"))
+    fleet, run = FleetProject(tmp_path / "fleet", f"127.0.0.1:{free_port()}", secure=False), tmp_path / "run"
+    fleet.write_app(load_recipe("digits"))
     run.mkdir()
     for name in ("rounds.jsonl", "timing.jsonl"):
         (run / name).write_text('{"round": 1}\n')
-    link = Link(fleet, Processes(tmp_path / "logs"))
+    link = SuperLinkClient(fleet, Processes(tmp_path / "logs"))
     line = f"fedhen fleet run {tmp_path}/fleet --resume {tmp_path}/run"
     for go_on, end in ((run_line(fleet.path, run), f", go on with: {line}"), ("", f" in {run}")):
         with pytest.raises(UserError, match="does not answer") as told:

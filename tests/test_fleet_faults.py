@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 from fedhen.cli.options import LOCALS
 from fedhen.config.settings import Config
-from fedhen.devices.population import tiers_of
+from fedhen.devices.population import assign_tiers
 from fedhen.errors import UserError
 from fedhen.experiment import checkpoint_files
-from fedhen.experiment.build import assemble
-from fedhen.experiment.runner import play_into
+from fedhen.experiment.build import build_experiment
+from fedhen.experiment.runner import play_run
 from fedhen.fleet import protocol
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
-from fedhen.fleet.client_state import MemoryFiles
+from fedhen.fleet.client_state import ClientState
 from fedhen.fleet.protocol import Malformed
 from fedhen.fleet.server import Job, play
 from fedhen.runs.reader import read_run
@@ -63,7 +63,9 @@ def played(inside: InsideGrid, chosen: Config, folder: Path, resume: bool = Fals
 def with_only(active: Callable[[int], Sequence[int]], chosen: Config, folder: Path) -> Path:
     """The simulation in which just these devices are active."""
     folder.mkdir()
-    for _ in play_into(folder, assemble(chosen, accelerator="cpu", activate=lambda number, _: [*active(number)])):
+    for _ in play_run(
+        folder, build_experiment(chosen, accelerator="cpu", activate=lambda number, _: [*active(number)])
+    ):
         pass
     return folder
 
@@ -96,7 +98,7 @@ SPOILED: list[tuple[Spoil, str]] = [
 def test_an_answer_that_is_none_is_left_out(spoil: Spoil, told: str, tmp_path: Path) -> None:
     """The server has what a simulation without that device has; the reason is in errors.jsonl."""
     chosen = config("fedhen", "plain", "rounds=1", "devices.active=6", "evaluation.devices=false")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000 - 7 * 4].app = spoiling(spoil)
     with pytest.warns(UserWarning, match="a device failed"):
         here = played(inside, chosen, tmp_path / "fleet")
@@ -110,7 +112,7 @@ def test_an_answer_that_is_none_is_left_out(spoil: Spoil, told: str, tmp_path: P
 
 def test_nan_is_dropped(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "rounds=1", "devices.active=6", "evaluation.devices=false")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000 - 7 * 4].app = spoiling(nan)
     here = played(inside, chosen, tmp_path / "fleet")
     assert read_run(here).rounds[0]["dropped"] == [4]
@@ -138,7 +140,7 @@ def test_an_answer_that_is_dropped_does_not_end_the_round(tmp_path: Path) -> Non
             return super().pull_messages([n for n in numbers if n in mine or self.looks[n] > 2])
 
     chosen = config("fedhen", "plain", "rounds=1", "devices.active=6", "fleet.enough=1")
-    inside = First(grid(tiers_of(chosen), tmp_path / "nodes").nodes)
+    inside = First(grid(assign_tiers(chosen), tmp_path / "nodes").nodes)
     inside.nodes[1000].app = spoiling(nan)
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
     assert record["dropped"] == [0] and record["loss"] is not None and "late" not in record
@@ -146,7 +148,7 @@ def test_an_answer_that_is_dropped_does_not_end_the_round(tmp_path: Path) -> Non
 
 def test_an_order_that_was_long_under_way_costs_no_later_memory(tmp_path: Path) -> None:
     """Round 2's is carried out after round 3's."""
-    files, memory = MemoryFiles(tmp_path, "run"), {"w": torch.ones(2)}
+    files, memory = ClientState(tmp_path, "run"), {"w": torch.ones(2)}
     for number, before in ((1, 0), (3, 1), (2, 1)):
         files.write(number, {"w": memory["w"] * number}, before)
     assert torch.equal(files.read(3, memory)["w"], torch.tensor([3.0, 3.0]))
@@ -155,7 +157,7 @@ def test_an_order_that_was_long_under_way_costs_no_later_memory(tmp_path: Path) 
 def test_one_node_is_one_device(tmp_path: Path) -> None:
     """A device that claims the name of another, which is gone when the server comes back, stays what it was."""
     chosen = config("fedhen", "plain", "devices.active=6", "rounds=2", "fleet.deadline=0.2", "fleet.wait=0.2")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in range(6):
         inside.nodes[1000 - 7 * device].config["name"] = f"device {device}"
     here = played(inside, replace(chosen, rounds=1), tmp_path / "fleet")
@@ -167,7 +169,7 @@ def test_one_node_is_one_device(tmp_path: Path) -> None:
 
 def test_a_node_of_another_tier_is_not_waited_with(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "fleet.wait=0.2")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000].config["tier"] = "Simple"
     with pytest.raises(UserError, match=r"5 of 6 devices have connected .*others are of tier Simple"):
         played(inside, chosen, tmp_path / "fleet")
@@ -176,7 +178,7 @@ def test_a_node_of_another_tier_is_not_waited_with(tmp_path: Path) -> None:
 def test_a_fleet_of_which_a_third_vanishes_each_round_finishes(tmp_path: Path) -> None:
     """Each round other ones: the server has what a simulation of the others has, SCAFFOLD's memories included."""
     chosen = config("fedhen", "scaffold", "devices.active=6", "fleet.deadline=0.2", "rounds=4")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in range(6):
         node = inside.nodes[1000 - 7 * device]
         node.silent = lambda group, device=device: bool(group) and (int(group) + device) % 3 == 0  # type: ignore[misc]
@@ -190,7 +192,7 @@ def test_a_fleet_of_which_a_third_vanishes_each_round_finishes(tmp_path: Path) -
 def test_more_are_asked_than_are_needed(tmp_path: Path) -> None:
     """Four are wanted and two more are asked: two that do not answer are not waited for."""
     chosen = config("fedhen", "plain", "fleet.extra=2", "fleet.deadline=600", "rounds=1")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
@@ -200,7 +202,7 @@ def test_more_are_asked_than_are_needed(tmp_path: Path) -> None:
 def test_enough_answers_end_a_round(tmp_path: Path) -> None:
     """Long before the deadline; those that have answered by then all count."""
     chosen = config("fedhen", "plain", "fleet.enough=3", "fleet.deadline=600", "devices.active=6", "rounds=1")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
@@ -209,7 +211,7 @@ def test_enough_answers_end_a_round(tmp_path: Path) -> None:
 
 def test_a_device_that_is_not_connected_has_a_stand_in(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "rounds=3")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     steps = play(inside, recipe_app(), Job(chosen, tmp_path / "fleet", poll=0.0))
     next(steps)
     gone = [inside.nodes.pop(1000 - 7 * device) for device in (0, 3)]
@@ -219,7 +221,7 @@ def test_a_device_that_is_not_connected_has_a_stand_in(tmp_path: Path) -> None:
 
 def test_no_one_answers_for_three_rounds(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "rounds=9", "fleet.deadline=0.05")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for node in inside.nodes.values():
         node.silent = lambda group: bool(group)
     with pytest.raises(UserError, match="had not answered"):
@@ -230,7 +232,7 @@ def test_no_one_answers_for_three_rounds(tmp_path: Path) -> None:
 def test_a_server_that_goes_back_takes_its_nodes_along(local: str, tmp_path: Path) -> None:
     """The nodes have trained round 3, of which the server knows nothing: it goes on after round 2, under new ids."""
     chosen = config("fedhen", local, "rounds=5", "devices.active=6")
-    inside, run = grid(tiers_of(chosen), tmp_path / "nodes"), tmp_path / "fleet"
+    inside, run = grid(assign_tiers(chosen), tmp_path / "nodes"), tmp_path / "fleet"
     steps = play(inside, recipe_app(), Job(chosen, run, poll=0.0))
     for _ in range(3):
         next(steps)
@@ -248,7 +250,9 @@ def test_a_server_that_goes_back_takes_its_nodes_along(local: str, tmp_path: Pat
 
 def test_a_device_whose_memory_is_gone_is_left_out(tmp_path: Path) -> None:
     chosen = config("fedhen", "scaffold", "rounds=2", "devices.active=6")
-    steps = play(grid(tiers_of(chosen), tmp_path / "nodes"), recipe_app(), Job(chosen, tmp_path / "fleet", poll=0.0))
+    steps = play(
+        grid(assign_tiers(chosen), tmp_path / "nodes"), recipe_app(), Job(chosen, tmp_path / "fleet", poll=0.0)
+    )
     next(steps)
     (path,) = (tmp_path / "nodes" / "2").rglob("round-*.safetensors")
     path.write_bytes(b"torn")
@@ -260,7 +264,7 @@ def test_a_device_whose_memory_is_gone_is_left_out(tmp_path: Path) -> None:
 def test_a_stranger_takes_nobodys_place(tmp_path: Path) -> None:
     """A node that claims a name while its owner is connected, and one that comes too late, wait for the next run."""
     chosen = config("fedhen", "plain", "rounds=3", "devices.active=6")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     steps = play(inside, recipe_app(), Job(chosen, tmp_path / "fleet", poll=0.0))
     next(steps)
     name = (tmp_path / "nodes" / "0" / "name").read_text()
@@ -275,7 +279,7 @@ def test_a_stranger_takes_nobodys_place(tmp_path: Path) -> None:
 
 def test_each_node_is_asked_once_who_it_is(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     played(inside, chosen, tmp_path / "fleet")
     assert sorted(node for kind, node in inside.log if kind == "query") == sorted(inside.nodes)
 
@@ -283,7 +287,7 @@ def test_each_node_is_asked_once_who_it_is(tmp_path: Path) -> None:
 def test_a_server_without_test_data_trains_the_same_models(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "evaluation.devices=false")
     blind = replace(recipe_app(), test_data=lambda config: None, inputs=(1, 8, 8), classes=10)
-    inside = grid(tiers_of(chosen), tmp_path / "nodes", blind)
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes", blind)
     for _ in play(inside, blind, Job(chosen, tmp_path / "blind", poll=0.0)):
         pass
     assert same_models(tmp_path / "blind", simulated(chosen, tmp_path / "simulated"))
@@ -300,7 +304,7 @@ def test_an_app_brings_its_own_models_and_data(tmp_path: Path) -> None:
 
     own = App(training_data, inputs=(6,), classes=3, family=two_exits())
     chosen = config("fedhen", "scaffold", "evaluation.devices=false", "fleet.wait=1")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes", own)
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes", own)
     for _ in play(inside, own, Job(chosen, tmp_path / "own", poll=0.0)):
         pass
     assert len(read_run(tmp_path / "own").rounds) == 3
@@ -310,7 +314,7 @@ def test_an_app_brings_its_own_models_and_data(tmp_path: Path) -> None:
 def test_the_recorded_bytes_are_those_that_travel(local: str, tmp_path: Path) -> None:
     """But for the names and shapes: FedDyn sends nothing beside its weights, SCAFFOLD as much again as it trains."""
     chosen = config("fedhen", local, "rounds=1", "devices.active=6", "model.widths=[16, 16, 32, 32]")
-    inside = grid(tiers_of(chosen), tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     seen: dict[str, int] = {"down": 0, "up": 0}
 
     def counted(way: str, content: RecordDict) -> RecordDict:
@@ -339,7 +343,7 @@ def test_the_recorded_bytes_are_those_that_travel(local: str, tmp_path: Path) ->
 
 def test_a_fleet_that_does_not_come_together_says_who_is_missing(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "fleet.wait=0.1")
-    inside = grid(tiers_of(chosen)[:4], tmp_path / "nodes")
+    inside = grid(assign_tiers(chosen)[:4], tmp_path / "nodes")
     with pytest.raises(UserError, match="4 of 6 devices have connected"):
         played(inside, chosen, tmp_path / "fleet")
     fleet_of_simple = grid(["simple"] * 6, tmp_path / "others")
@@ -351,7 +355,7 @@ def test_a_simulated_run_is_not_gone_on_with_by_a_fleet_nor_the_other_way_round(
     chosen = config("fedhen", "plain", "rounds=1")
     there = simulated(chosen, tmp_path / "simulated")
     with pytest.raises(UserError, match="was not played by a fleet"):
-        played(grid(tiers_of(chosen), tmp_path / "n"), replace(chosen, rounds=2), there, resume=True)
+        played(grid(assign_tiers(chosen), tmp_path / "n"), replace(chosen, rounds=2), there, resume=True)
     here = fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
     with pytest.raises(UserError, match="fedhen fleet run --resume"):
         import fedhen

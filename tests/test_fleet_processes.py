@@ -19,15 +19,15 @@ from pathlib import Path
 import pytest
 
 from fedhen.config import toml
-from fedhen.config.recipes import recipe_named
+from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
 from fedhen.errors import UserError
-from fedhen.experiment.build import assemble
-from fedhen.experiment.runner import play_into
-from fedhen.fleet.local_fleet import SUPERLINK, Trial, free_port
-from fedhen.fleet.processes import MARK, Processes, marked
-from fedhen.fleet.project import CONNECTION, Folder, of_nodes, opened
-from fedhen.fleet.superlink import Link
+from fedhen.experiment.build import build_experiment
+from fedhen.experiment.runner import play_run
+from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet, free_port
+from fedhen.fleet.processes import MARK, Processes, find_marked
+from fedhen.fleet.project import CONNECTION, FleetProject, fit_to_nodes, open_project
+from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.reader import read_run
 from kills import descendants, kill_tree, wait_for
 from test_fleet_faults import same_models, with_only
@@ -66,12 +66,12 @@ def train(message, context):
 
 
 def config(*changes: str) -> Config:
-    return toml.with_settings(of_nodes(recipe_named("digits"), NODES), [*SMALL, *changes])
+    return toml.apply_settings(fit_to_nodes(load_recipe("digits"), NODES), [*SMALL, *changes])
 
 
 def simulated(chosen: Config, folder: Path) -> Path:
     folder.mkdir()
-    for _ in play_into(folder, assemble(chosen, accelerator="cpu")):
+    for _ in play_run(folder, build_experiment(chosen, accelerator="cpu")):
         pass
     return folder
 
@@ -93,7 +93,7 @@ def numbers_in(log: str) -> list[str]:
     return re.findall(r"SuperNode ID: (\d+)", log)
 
 
-def serverapp(trial: Trial) -> list[int]:
+def serverapp(trial: LocalFleet) -> list[int]:
     """The processes of the server's app."""
     return [p for p in trial.processes.left() if b"flwr-serverapp" in command_of(p)]
 
@@ -104,15 +104,15 @@ def command_of(pid: int) -> bytes:
     return b""
 
 
-def runs_of(trial: Trial) -> dict[str, str]:
+def runs_of(trial: LocalFleet) -> dict[str, str]:
     """Flower's number of every run -> how it goes."""
     said = trial.processes.call(["flwr", "ls", CONNECTION, "--format", "json"], trial.folder.home).stdout
     return {str(run["run-id"]): run["status"] for run in json.loads(said)["runs"]}
 
 
 @pytest.fixture(scope="module")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
-    fleet = Trial(tmp_path_factory.mktemp("plain") / "fleet", config(), NODES, database=True)
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+    fleet = LocalFleet(tmp_path_factory.mktemp("plain") / "fleet", config(), NODES, database=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         with fleet.running():
@@ -125,19 +125,19 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
 class TestPlain:
     """Two nodes without TLS."""
 
-    def play(self, trial: Trial, chosen: Config, run: Path, resume: bool = False) -> Path:
+    def play(self, trial: LocalFleet, chosen: Config, run: Path, resume: bool = False) -> Path:
         trial.config = chosen
         for _ in trial.play(run, resume):
             pass
         return run
 
-    def test_the_fleet_is_the_simulator_to_the_bit(self, trial: Trial, tmp_path: Path) -> None:
+    def test_the_fleet_is_the_simulator_to_the_bit(self, trial: LocalFleet, tmp_path: Path) -> None:
         chosen = config("rounds=3")
         here, there = self.play(trial, chosen, tmp_path / "fleet"), simulated(chosen, tmp_path / "simulated")
         assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
         assert same_models(here, there)
 
-    def test_answers_that_are_none(self, trial: Trial, tmp_path: Path) -> None:
+    def test_answers_that_are_none(self, trial: LocalFleet, tmp_path: Path) -> None:
         """NaN, a wrong shape, a new name, an enormous tensor, garbage: a round each, and no trace of the node."""
         chosen = config("rounds=5", "recipe=spoiled", "evaluation.devices=false")
         here = self.play(trial, chosen, tmp_path / "fleet")
@@ -148,7 +148,7 @@ class TestPlain:
         for line, words in zip(told, ("has shape", "not one that was sent", "bytes instead", "cannot be"), strict=True):
             assert words in line
 
-    def test_told_to_stop_while_it_submits_a_run_is_stopped(self, trial: Trial, tmp_path: Path) -> None:
+    def test_told_to_stop_while_it_submits_a_run_is_stopped(self, trial: LocalFleet, tmp_path: Path) -> None:
         before = {*runs_of(trial)}
         command = [sys.executable, "-m", "fedhen", "fleet", "run", str(trial.path), "--out", "run"]
         with subprocess.Popen(command, cwd=tmp_path) as running, ExitStack() as always:
@@ -162,7 +162,7 @@ class TestPlain:
         with pytest.raises(UserError, match="flwr stop failed"):
             trial.link.stop("12345")
 
-    def test_a_killed_serverapp_and_a_killed_superlink(self, trial: Trial, tmp_path: Path) -> None:
+    def test_a_killed_serverapp_and_a_killed_superlink(self, trial: LocalFleet, tmp_path: Path) -> None:
         """SCAFFOLD: the run goes on after each, from another process and in the end to the same bytes."""
         chosen, run = config("rounds=3", "local.name=scaffold"), tmp_path / "fleet"
         trial.link.start(chosen, run)
@@ -228,13 +228,13 @@ class Shell:
         for process in self.running.values():
             process.terminate()
         end = time.monotonic() + 10
-        while (left := marked(self.mark)) and time.monotonic() < end:
+        while (left := find_marked(self.mark)) and time.monotonic() < end:
             time.sleep(0.2)
         while left:
             for pid in left:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-            left = marked(self.mark)
+            left = find_marked(self.mark)
         for process in self.running.values():
             process.wait()
 
@@ -250,7 +250,9 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     fleet = Shell(cwd, printed)
     try:
         fleet.start("superlink", fleet.line("flower-superlink"))
-        Link(Folder(cwd / "demo", opened(cwd / "demo").address), Processes(cwd / "logs")).wait(240)
+        SuperLinkClient(FleetProject(cwd / "demo", open_project(cwd / "demo").address), Processes(cwd / "logs")).wait(
+            240
+        )
         for line in fleet.lines:
             if " register " in line:
                 done = fleet.run(line)
@@ -260,7 +262,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         yield fleet
     finally:
         fleet.stop()
-    assert marked(fleet.mark) == []
+    assert find_marked(fleet.mark) == []
 
 
 @pytest.mark.xdist_group("secure fleet")
@@ -296,7 +298,7 @@ class TestSecure:
         wait_for((shell.cwd / "held-complex-2").exists)
         before = numbers_in(shell.log("complex-1"))
         # The shell, the node and its client.
-        for pid in marked(shell.mark):
+        for pid in find_marked(shell.mark):
             with suppress(OSError):
                 if b"complex-1" in Path(f"/proc/{pid}/environ").read_bytes():
                     os.kill(pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ from fedhen.cli import main
 from fedhen.errors import UserError
 from fedhen.runs.layout import FLEET
 from fedhen.runs.reader import read_run
-from fedhen.runs.writer import writing
+from fedhen.runs.writer import explain_write_errors
 from test_cli import NARROW, TINY
 
 RUN = ["run", "digits", "--rounds", "30", *TINY, *NARROW, "--out"]
@@ -119,5 +119,5 @@ def test_output_to_a_full_disk(tmp_path: Path) -> None:
 def test_a_fleets_server_leaves_it_to_others_to_say_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / FLEET).write_text("{}")
     told = "No space left on device: free some space; the rounds before are kept"
-    with pytest.raises(UserError, match=re.escape(told)), writing(tmp_path):
+    with pytest.raises(UserError, match=re.escape(told)), explain_write_errors(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from fedhen.cli import main
 from fedhen.cli.main import parser
 from fedhen.config.recipes import RECIPES
-from fedhen.config.toml import read_toml, to_toml, with_settings
-from fedhen.config.validation import settings as every_setting
+from fedhen.config.toml import apply_settings, read_toml, to_toml
+from fedhen.config.validation import list_settings as every_setting
 from fedhen.errors import UserError
 
 NOWHERE = ["--set", "data.name=./nowhere.npz"]
@@ -165,7 +165,7 @@ def test_any_setting_is_taken_or_refused_in_one_line(recipe: str, texts: list[st
     given = [part for text in texts for part in ("--set", text)]
     refused(["run", recipe, *(part for part in given), *NOWHERE, "--out", "never"])
     with contextlib.suppress(UserError):
-        config = with_settings(RECIPES[recipe](), texts)
+        config = apply_settings(RECIPES[recipe](), texts)
         assert read_toml(write(to_toml(config))) == config
 
 

@@ -17,17 +17,17 @@ from torch.nn import functional as F
 from families import two_exits
 from fedhen import Family
 from fedhen.config import toml, validation
-from fedhen.config.recipes import recipe_named
-from fedhen.data.batches import batch, visits
+from fedhen.config.recipes import load_recipe
+from fedhen.data.batches import make_batch, plan_visits
 from fedhen.data.dataset import Data, Normalisation
 from fedhen.engines.cuda.graphs import GraphDevices
 from fedhen.errors import UserError
-from fedhen.experiment.build import assemble
+from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
-from fedhen.experiment.reported_models import LastModels
-from fedhen.experiment.resume import NEW, How
-from fedhen.experiment.runner import play_into
-from fedhen.models.registry import family_named
+from fedhen.experiment.reported_models import AllDevicesAverage
+from fedhen.experiment.resume import NEW_RUN, ResumePolicy
+from fedhen.experiment.runner import play_run
+from fedhen.models.registry import make_family
 from fedhen.params import Weights
 
 pytestmark = [
@@ -63,12 +63,12 @@ def numbers(
     data = Data(x[:80], y[:80], x[80:], y[80:], 3)
     double = two_exits()
     family = Family({tier: partial(lambda tier: double.build(tier).to(dtype), tier) for tier in double.tiers})
-    return assemble(validation.from_mapping(chosen), data=data, family=family, accelerator=accelerator)
+    return build_experiment(validation.from_mapping(chosen), data=data, family=family, accelerator=accelerator)
 
 
 def digits(*settings: str, recipe: str = "digits") -> Experiment:
-    config = toml.with_settings(recipe_named(recipe), ["rounds=3", "evaluation.every=3", *settings])
-    return assemble(config, accelerator="cuda")
+    config = toml.apply_settings(load_recipe(recipe), ["rounds=3", "evaluation.every=3", *settings])
+    return build_experiment(config, accelerator="cuda")
 
 
 def played(experiment: Experiment) -> Experiment:
@@ -83,7 +83,7 @@ def moved(weights: Weights, start: Weights) -> Tensor:
 
 def apart(a: Experiment, b: Experiment, start: Mapping[str, Weights] | None = None) -> float:
     """How far two runs' server models are from each other, in units of how far the first has moved."""
-    assert isinstance(a.last_models, LastModels)
+    assert isinstance(a.last_models, AllDevicesAverage)
     start = start or a.last_models.initial
     found = [
         float(
@@ -134,11 +134,11 @@ def test_a_step_from_trained_weights_agrees(method: str) -> None:
 
 def in_double(*settings: str) -> Experiment:
     """The digits' networks in float64."""
-    config = toml.with_settings(recipe_named("digits"), ["rounds=3", "evaluation.every=3", *settings])
-    data = assemble(config, accelerator="cpu").data
-    single = family_named(config, data.shape, data.classes)
+    config = toml.apply_settings(load_recipe("digits"), ["rounds=3", "evaluation.every=3", *settings])
+    data = build_experiment(config, accelerator="cpu").data
+    single = make_family(config, data.shape, data.classes)
     builds = {tier: partial(lambda tier: single.build(tier).double(), tier) for tier in single.tiers}
-    return played(assemble(config, family=Family(builds), accelerator="cuda"))
+    return played(build_experiment(config, family=Family(builds), accelerator="cuda"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -213,11 +213,11 @@ class Own(nn.Module):
 
 def own(beside: Callable[[Tensor], Tensor], *settings: str) -> Experiment:
     family = Family({"simple": lambda: Own(False, beside), "complex": lambda: Own(True, beside)})
-    config = toml.with_settings(
-        recipe_named("digits"),
+    config = toml.apply_settings(
+        load_recipe("digits"),
         ["rounds=2", "evaluation.every=2", "runtime.precision=fp32", "training.epochs=1", *settings],
     )
-    return played(assemble(config, family=family, accelerator="cuda"))
+    return played(build_experiment(config, family=family, accelerator="cuda"))
 
 
 def test_a_family_of_ones_own_is_captured() -> None:
@@ -309,9 +309,9 @@ def test_where_memory_runs_out_fewer_devices_train_at_a_time() -> None:
 def test_a_run_that_is_resumed_ends_as_one_that_was_not(tmp_path: Path) -> None:
     """In float64 within 1e-9: on a GPU sums may come in another order."""
     whole, first, rest = (numbers("cuda", "fedhen", "scaffold", rounds=rounds) for rounds in (6, 3, 6))
-    for experiment, name, how in ((whole, "a", NEW), (first, "b", NEW), (rest, "b", How(resume=True))):
+    for experiment, name, how in ((whole, "a", NEW_RUN), (first, "b", NEW_RUN), (rest, "b", ResumePolicy(resume=True))):
         (tmp_path / name).mkdir(exist_ok=True)
-        for _ in play_into(tmp_path / name, experiment, how):
+        for _ in play_run(tmp_path / name, experiment, how):
             pass
     assert rest.played == 6
     for tier, weights in whole.server.items():
@@ -325,9 +325,9 @@ def test_images_lie_on_the_gpu_and_are_prepared_there_as_on_the_cpu() -> None:
     here = Data(images, labels, images, labels, 10, normalisation=Normalisation((120.0,) * 3, (60.0,) * 3))
     there = here.to(torch.device("cuda"))
     assert there.x.is_cuda and there.x.dtype == torch.uint8
-    plan = visits(np.arange(60), 1, 50, False, (0, 1, 2))
+    plan = plan_visits(np.arange(60), 1, 50, False, (0, 1, 2))
     for part in plan.batches():
-        (x, y), (u, v) = (batch(data, plan, part, "crop-flip") for data in (here, there))
+        (x, y), (u, v) = (make_batch(data, plan, part, "crop-flip") for data in (here, there))
         assert u.is_cuda
         torch.testing.assert_close(u.cpu(), x, rtol=1e-6, atol=1e-6)
         assert torch.equal(v.cpu(), y)
@@ -335,6 +335,6 @@ def test_images_lie_on_the_gpu_and_are_prepared_there_as_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("engine", ["plain", "fast"])
 def test_the_digits_learn_on_a_gpu(engine: str) -> None:
-    config = toml.with_settings(recipe_named("digits"), ["rounds=15", f"runtime.engine={engine}"])
-    records = [step.record for step in assemble(config, accelerator="cuda").play()]
+    config = toml.apply_settings(load_recipe("digits"), ["rounds=15", f"runtime.engine={engine}"])
+    records = [step.record for step in build_experiment(config, accelerator="cuda").play()]
     assert records[-1]["accuracy"]["server"]["simple"] > 0.75

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhen.hardware.precision import FULL, Precision
-from fedhen.models.image_layout import image_layout, is_faster_with_channels_last
+from fedhen.models.image_layout import apply_image_layout, is_faster_with_channels_last
 
 BF16 = Precision("bf16", "cpu")
 
@@ -53,7 +53,7 @@ def test_the_rule_looks_at_layers() -> None:
 def test_a_network_computes_the_same_with_the_channels_last() -> None:
     torch.manual_seed(0)
     before, x = Net(), torch.randn(5, 2, 8, 8)
-    after = image_layout(copy.deepcopy(before), x[:2], FULL, 10)
+    after = apply_image_layout(copy.deepcopy(before), x[:2], FULL, 10)
     assert after.last.weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[operator, union-attr]
     torch.testing.assert_close(after(x)[0], before(x)[0])
     assert not after.seen.is_contiguous()  # type: ignore[operator]
@@ -66,11 +66,11 @@ def test_a_network_computes_the_same_with_the_channels_last() -> None:
 def test_a_network_that_counts_on_its_layout_keeps_it(build: type[Net]) -> None:
     torch.manual_seed(0)
     before, x = build(), torch.randn(5, 2, 8, 8)
-    after = image_layout(copy.deepcopy(before), x[:2], FULL, 10)
+    after = apply_image_layout(copy.deepcopy(before), x[:2], FULL, 10)
     assert torch.equal(after(x)[0], before(x)[0]) and after.training
     assert all(p.is_contiguous() for p in after.parameters())
 
 
 def test_what_is_no_image_is_left_alone() -> None:
     module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten())
-    assert image_layout(module, torch.zeros(2, 5), FULL, 10) is module and not module._forward_pre_hooks
+    assert apply_image_layout(module, torch.zeros(2, 5), FULL, 10) is module and not module._forward_pre_hooks

@@ -106,14 +106,14 @@ def test_the_update_is_clipped_sgd(corrects: bool, momentum: float) -> None:
     held[:20000] = held[20032:20102] = True
     start, offset, gradient = (torch.where(held, torch.randn(20160), 0).to(WHERE) for _ in range(3))
     gradient[:20000] = gradient[:20000].bfloat16().float()
-    state = updates.new_state(layout, start, corrects, momentum > 0)
+    state = updates.make_state(layout, start, corrects, momentum > 0)
     state.weights.copy_(start)
     if state.offset is not None:
         state.offset.copy_(offset)
     pull = 0.3 if corrects else 0.0
     state.settings.copy_(torch.tensor([0.1, 10.0, pull, 0.01, momentum]))
     parts = {"a": gradient[:20000].bfloat16(), "b": gradient[20032:20102].clone()}
-    table = torch.tensor(updates.addresses(layout, state.blocks, parts), device=WHERE)
+    table = torch.tensor(updates.find_addresses(layout, state.blocks, parts), device=WHERE)
     weights = torch.nn.Parameter(start.clone())
     sgd = torch.optim.SGD([weights], lr=0.1, momentum=momentum, weight_decay=0.01)
     for _ in range(2):
@@ -127,8 +127,8 @@ def test_the_update_is_clipped_sgd(corrects: bool, momentum: float) -> None:
 
 def test_a_rewritten_network_computes_the_same() -> None:
     """Every norm with its ReLU, the exit's pool and the plain convolutions are replaced, and no weight is renamed."""
-    from fedhen.engines.cuda.fusing import rewritten as rewrite
-    from fedhen.engines.equivalence import agree
+    from fedhen.engines.cuda.fusing import rewrite as rewrite
+    from fedhen.engines.equivalence import forms_agree
     from fedhen.models.preact_resnet import Shape, preact_resnet
 
     family = preact_resnet(Shape(widths=(16, 32, 64, 128), blocks=(1, 2, 1, 1)))
@@ -139,7 +139,7 @@ def test_a_rewritten_network_computes_the_same() -> None:
     assert (names.count("mix_pool"), names.count("stem"), names.count("conv3x3")) == (1, 1, 7)
     assert dict(rewritten.named_parameters()).keys() == dict(module.named_parameters()).keys()
     x = torch.randn(4, 3, 32, 32, device=WHERE)
-    assert agree(module, rewritten, x)
+    assert forms_agree(module, rewritten, x)
 
 
 @pytest.mark.parametrize("tier", ["simple", "complex"])
@@ -147,15 +147,15 @@ def test_a_rewritten_network_computes_the_same() -> None:
 @pytest.mark.parametrize("classes", [10, 100])
 def test_the_papers_networks_are_rewritten(classes: int, pool: int, tier: str) -> None:
     """Left as they are, they would train all the same, at half the speed."""
-    from fedhen.engines.cuda.fusing import fused
+    from fedhen.engines.cuda.fusing import fuse
     from fedhen.models.preact_resnet import Shape, preact_resnet
 
     module = preact_resnet(Shape(classes=classes, exit_pool=pool)).build(tier).to(WHERE).train()
-    assert fused(module, torch.randn(2, 3, 32, 32, device=WHERE), tier) is not module
+    assert fuse(module, torch.randn(2, 3, 32, 32, device=WHERE), tier) is not module
 
 
 def test_a_module_that_cannot_be_traced_stays_as_it_is() -> None:
-    from fedhen.engines.cuda.fusing import fused
+    from fedhen.engines.cuda.fusing import fuse
 
     class Branches(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -163,17 +163,17 @@ def test_a_module_that_cannot_be_traced_stays_as_it_is() -> None:
 
     module = Branches()
     with pytest.warns(UserWarning, match="tier 'branches' runs as it is written, which is slower: TraceError") as said:
-        assert all(fused(module, torch.randn(2, 3), "branches") is module for _ in range(3))
+        assert all(fuse(module, torch.randn(2, 3), "branches") is module for _ in range(3))
     assert len(said) == 1
 
 
 def test_weights_lie_in_a_vector_and_come_back() -> None:
-    from fedhen.engines.cuda.layout import ALIGNMENT, layout_of
+    from fedhen.engines.cuda.layout import ALIGNMENT, make_layout
     from fedhen.models.preact_resnet import Shape, preact_resnet
 
     module = preact_resnet(Shape(widths=(8, 12, 16, 20), groups=1)).build("complex")
     weights = {name: p.detach() for name, p in module.named_parameters()}
-    layout = layout_of(module, weights, lower=True)
+    layout = make_layout(module, weights, lower=True)
     vector = layout.spread(layout.gather(weights))
     assert all(torch.equal(layout.view(vector, name), w) for name, w in weights.items())
     assert all(torch.equal(back, weights[name]) for name, back in layout.collect(vector).items())
@@ -202,11 +202,11 @@ class _Tricky(torch.nn.Module):
 
 
 def test_a_tricky_module_is_not_changed_by_its_rewriting() -> None:
-    from fedhen.engines.cuda.fusing import fused
+    from fedhen.engines.cuda.fusing import fuse
 
     module, x = _Tricky(in_place=False).to(WHERE), torch.randn(2, 8, 4, 4, device=WHERE)
     expected = module(x)[0].detach()
-    found = fused(module, x, "tricky")
+    found = fuse(module, x, "tricky")
     assert found is not module
     found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     assert close(found(x.contiguous(memory_format=torch.channels_last))[0].detach(), expected, 1e-5)
@@ -230,31 +230,31 @@ class _Heavy(torch.nn.Module):
 
 def test_a_trial_that_runs_out_of_memory_is_no_verdict() -> None:
     """It is told to whoever can make room, and leaves the weights as they were."""
-    from fedhen.engines.cuda.fusing import fused
+    from fedhen.engines.cuda.fusing import fuse
 
     module = _Heavy()
     before = module.head.weight.detach().clone()
     with pytest.raises(torch.OutOfMemoryError):
-        fused(module, torch.ones(2, 3), "heavy")
+        fuse(module, torch.ones(2, 3), "heavy")
     assert torch.equal(module.head.weight, before)
 
 
 def test_a_module_that_tracing_misreads_stays_as_it_is() -> None:
     """torch.fx takes a sum in place for a new one, which whoever kept the old one can tell: the trial finds it."""
-    from fedhen.engines.cuda.fusing import fused
+    from fedhen.engines.cuda.fusing import fuse
 
     module = _Tricky(in_place=True).to(WHERE)
     with pytest.warns(UserWarning, match="tier 'in place' .* computes something else") as said:
-        assert all(fused(module, torch.randn(2, 8, 4, 4, device=WHERE), "in place") is module for _ in range(3))
+        assert all(fuse(module, torch.randn(2, 8, 4, 4, device=WHERE), "in place") is module for _ in range(3))
     assert len(said) == 1
 
 
 def test_a_layer_with_hooks_is_left_alone() -> None:
     """The weight of such a layer is made anew in every pass; reading it from outside would be reading the last one."""
-    from fedhen.engines.cuda.fusing import rewritten
-    from fedhen.engines.cuda.layout import layout_of
+    from fedhen.engines.cuda.fusing import rewrite
+    from fedhen.engines.cuda.layout import make_layout
 
     layer = torch.nn.utils.weight_norm(torch.nn.Conv2d(8, 8, 3, padding=1, bias=False)).to(WHERE)
     module = torch.nn.Sequential(layer)
-    assert "conv3x3" not in str(rewritten(module).graph)
-    assert layout_of(module, dict(module.named_parameters()), lower=True).lowered == 0
+    assert "conv3x3" not in str(rewrite(module).graph)
+    assert make_layout(module, dict(module.named_parameters()), lower=True).lowered == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from families import TwoExits, two_exits
-from fedhen.algorithm.local_training import Sgd, Task, clip, train_locally
+from fedhen.algorithm.local_training import LocalProblem, Sgd, clip, train_locally
 from fedhen.algorithm.objectives import last_exit, sum_of_exits
 from fedhen.config.settings import TrainingConfig
 from fedhen.models.family import weights_of
@@ -70,7 +70,7 @@ def test_one_clipped_step_with_decay_by_hand(x: float) -> None:
     module = OneWeight(w)
     batch = (torch.tensor([x], dtype=torch.float64), torch.tensor([1]))
     loss, steps = train_locally(
-        module, [batch], Task(sum_of_exits, TrainingConfig(clip=10.0, weight_decay=0.1), lr=0.5)
+        module, [batch], LocalProblem(sum_of_exits, TrainingConfig(clip=10.0, weight_decay=0.1), lr=0.5)
     )
     assert steps == 1
     assert module.w.item() == pytest.approx(expected, rel=1e-12)
@@ -108,7 +108,7 @@ def test_nosides_exit_comes_back_from_a_complex_device_as_it_went() -> None:
     module = two_exits().build("complex")
     before = weights_of(module)
     train_locally(
-        module, [random_batch(s) for s in range(3)], Task(last_exit, TrainingConfig(weight_decay=0.1), lr=0.1)
+        module, [random_batch(s) for s in range(3)], LocalProblem(last_exit, TrainingConfig(weight_decay=0.1), lr=0.1)
     )
     after = weights_of(module)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -120,7 +120,9 @@ def test_the_norm_is_over_all_parameters_of_the_summed_loss() -> None:
     torch.manual_seed(0)
     module = two_exits().build("complex")
     before = weights_of(module)
-    train_locally(module, [random_batch()], Task(sum_of_exits, TrainingConfig(clip=0.01, weight_decay=0.0), lr=1.0))
+    train_locally(
+        module, [random_batch()], LocalProblem(sum_of_exits, TrainingConfig(clip=0.01, weight_decay=0.0), lr=1.0)
+    )
     after = weights_of(module)
     moved = np.sqrt(sum(float((after[n] - before[n]).square().sum()) for n in before))
     assert moved == pytest.approx(0.01, rel=1e-3)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from families import came_back
 from fedhen import Family, Method
-from fedhen.algorithm.local_training import Task, train_locally
+from fedhen.algorithm.local_training import LocalProblem, train_locally
 from fedhen.algorithm.local_variants import Correction, Visit, feddyn, fedprox, scaffold
 from fedhen.algorithm.merging import Memories, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.rounds import Sent
@@ -21,7 +21,7 @@ from fedhen.algorithm.updates import Update
 from fedhen.config import validation
 from fedhen.config.settings import TrainingConfig
 from fedhen.data.dataset import Data
-from fedhen.experiment.build import assemble
+from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 
 SIZES = [2, 5, 3, 6, 4, 4]
@@ -83,7 +83,7 @@ def run(
         **more,
     }
     config = validation.from_mapping(settings)
-    experiment = assemble(config, data=federation(sizes), family=FAMILY, method=method, accelerator="cpu")
+    experiment = build_experiment(config, data=federation(sizes), family=FAMILY, method=method, accelerator="cpu")
     for _ in experiment.play():
         pass
     return experiment
@@ -175,7 +175,7 @@ def test_the_correction_is_inside_the_clip_and_the_decay_outside() -> None:
     module.a.data = torch.tensor([3.0, 0.0], dtype=torch.float64)
     batch = torch.tensor([[2.0, 0.0, 1.0, 0.0]], dtype=torch.float64), torch.tensor([0])
     correction = Correction({"a": torch.tensor([5.0, 0.0], dtype=torch.float64)}, pull=0.5, decay=0.2)
-    task = Task(half_squares_of_last, TrainingConfig(clip=2.0, weight_decay=0.1), lr=0.5, correction=correction)
+    task = LocalProblem(half_squares_of_last, TrainingConfig(clip=2.0, weight_decay=0.1), lr=0.5, correction=correction)
     train_locally(module, [batch], task)
     assert module.a[0].item() == pytest.approx(3 - 0.5 * (2 + 0.3 * 3), rel=1e-6)
 
@@ -229,7 +229,7 @@ def test_a_weight_that_is_held_and_not_trained_is_not_remembered() -> None:
             "local": {"name": "feddyn"},
         }
     )
-    held = assemble(config, data=federation(), family=counted, method=APART, accelerator="cpu")
+    held = build_experiment(config, data=federation(), family=counted, method=APART, accelerator="cpu")
     assert "seen" in held.server["simple"] and held.memories.mean["simple"].keys() == {"a"}
 
 

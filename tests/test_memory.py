@@ -22,14 +22,14 @@ from families import two_exits
 from fedhen.algorithm.updates import Update
 from fedhen.config import validation
 from fedhen.data.dataset import Data
-from fedhen.devices.state_store import OnDisk, Shelf, roomiest
+from fedhen.devices.state_store import OnDisk, StateStore, choose_place
 from fedhen.errors import UserError
 from fedhen.exact_sums import FixedPoint
-from fedhen.experiment.build import assemble
+from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
-from fedhen.experiment.reported_models import LastModels
+from fedhen.experiment.reported_models import AllDevicesAverage
 from fedhen.hardware.memory import free_memory
-from fedhen.params import Weights, finite, pack, unpack
+from fedhen.params import Weights, is_finite, pack, unpack
 from fedhen.runs.reader import read_run
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def experiment(devices: int, **settings: Any) -> Experiment:
         "evaluation": {"every": 3},
     }
     config = validation.from_mapping({**base, **settings})
-    return assemble(config, data=data(devices), family=two_exits(), accelerator="cpu")
+    return build_experiment(config, data=data(devices), family=two_exits(), accelerator="cpu")
 
 
 def test_rows_are_kept_only_for_devices_that_have_trained() -> None:
@@ -137,14 +137,14 @@ def test_rows_on_disk_leave_nothing_behind(fails: bool, tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_and_a_full_disk_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no folder"):
         experiment(10, runtime={"rows_dir": str(tmp_path / "none")})
-    shelf = Shelf(OnDisk("/dev/null", CPU))
+    shelf = StateStore(OnDisk("/dev/null", CPU))
     with pytest.raises(UserError, match=r"cannot keep the devices' models in /dev/null: .*; set runtime.rows_dir"):
         shelf[0] = {"w": torch.ones(3)}
 
 
 def test_slots_on_disk_are_used_again(tmp_path: Path) -> None:
     place = OnDisk(str(tmp_path), CPU)
-    shelf = Shelf(place)
+    shelf = StateStore(place)
     for device in range(5):
         shelf[device] = {"w": torch.full((4,), float(device)), "h": torch.full((2,), device, dtype=torch.bfloat16)}
     del shelf[1], shelf[3]
@@ -159,7 +159,7 @@ def test_slots_on_disk_are_used_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [None, "disk"])
 def test_what_was_read_stays_when_a_device_is_written_again(place: str | None) -> None:
-    shelf = Shelf(OnDisk("", CPU) if place else None)
+    shelf = StateStore(OnDisk("", CPU) if place else None)
     block = torch.arange(6.0)
     shelf[0] = {"w": block[2:4]}
     block += 100
@@ -170,9 +170,9 @@ def test_what_was_read_stays_when_a_device_is_written_again(place: str | None) -
 
 def test_the_roomiest_place() -> None:
     """A quarter of the accelerator, half of the host."""
-    assert roomiest(25, 100, 1000) == "accelerator"
-    assert roomiest(26, 100, 1000) == roomiest(500, 100, 1000) == "host"
-    assert roomiest(501, 100, 1000) == "disk"
+    assert choose_place(25, 100, 1000) == "accelerator"
+    assert choose_place(26, 100, 1000) == choose_place(500, 100, 1000) == "host"
+    assert choose_place(501, 100, 1000) == "disk"
     assert free_memory(CPU) > 10**8
 
 
@@ -245,7 +245,7 @@ def test_the_average_is_exact_whatever_the_order(
     initial = {"all": {"w": torch.tensor([0.3, 0.3], dtype=torch.float64)}}
     found = []
     for shuffled in (False, True):
-        models = LastModels(initial, ["all"] * 7)
+        models = AllDevicesAverage(initial, ["all"] * 7)
         for part in (list(updates(earlier)), list(updates(last))):
             if shuffled:
                 random.shuffle(part)
@@ -271,7 +271,7 @@ def test_a_weight_saturates_and_no_sum_overflows() -> None:
 def test_whole_numbers_are_summed_as_they_are() -> None:
     """Of a counter, (1,000,000 + 2,000,001 + 0) / 3 = 1,000,000.33 is rounded; the float beside it is not."""
     initial = {"all": {"seen": torch.tensor(0), "w": torch.tensor([1.5])}}
-    models = LastModels(initial, ["all"] * 3)
+    models = AllDevicesAverage(initial, ["all"] * 3)
     for device, seen in enumerate((1_000_000, 2_000_001)):
         weights: Weights = {"seen": torch.tensor(seen), "w": torch.tensor([3.0])}
         models.take([Update(device, "all", weights, frozenset("w"), 1, 0.0)])
@@ -309,9 +309,9 @@ def test_packing_keeps_every_type() -> None:
 def test_the_largest_numbers_are_finite_and_bad_ones_are_seen_beside_others(kind: torch.dtype) -> None:
     largest = torch.finfo(kind).max
     good = {"w": torch.tensor([largest, -largest], dtype=kind), "n": torch.tensor([2**62]), "v": torch.ones(3)}
-    assert finite(good) and finite({"n": torch.tensor([1])}) and finite({})
+    assert is_finite(good) and is_finite({"n": torch.tensor([1])}) and is_finite({})
     for bad in (math.nan, math.inf, -math.inf):
-        assert not finite({**good, "bad": torch.tensor([0.0, bad], dtype=kind)})
+        assert not is_finite({**good, "bad": torch.tensor([0.0, bad], dtype=kind)})
 
 
 # Reports of runs without the average.

@@ -10,8 +10,8 @@ import torch
 from fedhen.algorithm.merging import keep_tiers_apart, merge, share_common_weights
 from fedhen.algorithm.updates import Update
 from fedhen.config.settings import ServerConfig
-from fedhen.experiment.reported_models import LastModels
-from fedhen.params import TierModels, Weights, finite
+from fedhen.experiment.reported_models import AllDevicesAverage
+from fedhen.params import TierModels, Weights, is_finite
 
 
 def weights(**values: float) -> Weights:
@@ -102,7 +102,7 @@ def test_average_of_all_devices_last_models() -> None:
 
     After both rounds: (5 + 3 + 100) / 3 = 36. The complex tier's only device never trained: the initial model.
     """
-    last = LastModels(server(), ["simple", "simple", "simple", "complex"])
+    last = AllDevicesAverage(server(), ["simple", "simple", "simple", "complex"])
     last.take([update(0, "simple", a=1.0), update(1, "simple", a=3.0)])
     assert last.average("simple")["a"].item() == pytest.approx((1 + 3 + 100) / 3)
     last.take([update(0, "simple", a=5.0)])
@@ -112,4 +112,4 @@ def test_average_of_all_devices_last_models() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_bad_weight_anywhere_makes_the_whole_device_bad(bad: float) -> None:
-    assert not finite(weights(a=1.0, b=bad))
+    assert not is_finite(weights(a=1.0, b=bad))

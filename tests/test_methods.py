@@ -17,13 +17,13 @@ import fedhen
 from families import two_exits
 from fedhen.algorithm.methods import METHODS, Method
 from fedhen.algorithm.objectives import SumOfExits, last_exit, sum_of_exits
-from fedhen.algorithm.sampling import sampling
+from fedhen.algorithm.sampling import make_sampler
 from fedhen.cli import main
 from fedhen.config import toml, validation
-from fedhen.config.recipes import recipe_named
+from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import DevicesConfig
 from fedhen.data.dataset import Data
-from fedhen.experiment.build import assemble
+from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 from fedhen.models.exits import Exits
 from fedhen.models.preact_resnet import Shape, preact_resnet
@@ -44,10 +44,10 @@ NARROW = [*SMALL, "model.widths=[4, 4, 8, 8]"]
 def played(method: str, *settings: str, recipe: str = "digits") -> tuple[list[dict[str, Any]], Experiment]:
     """A short run: its records and what it came to."""
     config = validation.from_mapping(
-        {**METHODS[method].settings(recipe_named(recipe)), "method": method}, recipe_named(recipe)
+        {**METHODS[method].settings(load_recipe(recipe)), "method": method}, load_recipe(recipe)
     )
-    config = METHODS[method].restricted(toml.with_settings(config, [*NARROW, *settings]))
-    experiment = assemble(config, accelerator="cpu")
+    config = METHODS[method].restricted(toml.apply_settings(config, [*NARROW, *settings]))
+    experiment = build_experiment(config, accelerator="cpu")
     return [step.record for step in experiment.play()], experiment
 
 
@@ -179,7 +179,7 @@ def test_masked_loss_by_hand() -> None:
     shards = (np.array([0, 1, 2]), np.array([3, 4, 5]))
     settings = {"model": {"family": "python"}, "devices": {"number": 2, "active": 1}, "training": {"masked_loss": True}}
     config = validation.from_mapping(settings)
-    run = assemble(config, data=Data(x, y, x, y, 3, shards), family=two_exits(), accelerator="cpu")
+    run = build_experiment(config, data=Data(x, y, x, y, 3, shards), family=two_exits(), accelerator="cpu")
     logits = torch.tensor([[1.0, 5.0, -2.0]], requires_grad=True, dtype=torch.float64)
     (seen,) = run.devices.plain.view(0)([logits])  # type: ignore[attr-defined]
     loss = cross_entropy(seen, torch.tensor([2]))
@@ -286,10 +286,10 @@ def test_the_ensemble_is_the_mean_prediction_of_the_exits() -> None:
 
 def test_power_of_choice_takes_the_highest_losses_among_the_candidates() -> None:
     """Of 5 devices all are candidates: those that never trained first, then by their last loss."""
-    activate = sampling(DevicesConfig(number=5, active=2, sampling="loss", candidates=5), seed=0)
+    activate = make_sampler(DevicesConfig(number=5, active=2, sampling="loss", candidates=5), seed=0)
     assert activate(1, {0: 1.0, 1: 5.0, 2: 3.0, 3: 4.0, 4: 2.0}) == [1, 3]
     assert activate(1, {0: 1.0, 1: 5.0, 2: 3.0, 3: 4.0}) == [1, 4]
-    few = sampling(DevicesConfig(number=100, active=2, sampling="loss", candidates=3), seed=0)
+    few = make_sampler(DevicesConfig(number=100, active=2, sampling="loss", candidates=3), seed=0)
     losses = {device: float(device) for device in range(100)}
     assert len({tuple(few(t, losses)) for t in range(1, 30)}) > 20, "candidates are drawn anew each round"
     records, _ = played("fedhen", "devices.sampling=loss")

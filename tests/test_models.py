@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from families import two_exits
 from fedhen import DECOUPLE, FEDHEN, NOSIDE, Family, Method
 from fedhen.algorithm.objectives import Objective, last_exit
-from fedhen.algorithm.ownership import holdings
+from fedhen.algorithm.ownership import find_holdings
 from fedhen.errors import UserError
 from fedhen.models.family import weights_of
 from fedhen.models.preact_resnet import Shape, preact_resnet
@@ -37,7 +37,7 @@ def conv(i: int, o: int, k: int) -> int:
 def test_parameter_counts_of_the_paper(classes: int, simple: int, complex_: int, without_exit: int) -> None:
     family = preact_resnet(Shape(classes=classes))
     assert [parameters(family.build(tier)) for tier in TIERS] == [simple, complex_]
-    held = holdings(
+    held = find_holdings(
         family, both(DECOUPLE), DECOUPLE.pools, (torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long))
     )
     weights = weights_of(family.build("complex"))
@@ -113,7 +113,7 @@ def test_who_holds_which_exit() -> None:
         (NOSIDE, ("simple", "complex"), own | exit_, own),
         (DECOUPLE, ("complex",), own, own),
     ):
-        found = holdings(family, both(method), method.pools, (sample, labels))
+        found = find_holdings(family, both(method), method.pools, (sample, labels))
         assert found["complex"].exits == exits
         assert set(found["complex"].shapes) == held
         assert found["complex"].trained == trained
@@ -175,7 +175,7 @@ def test_a_family_that_breaks_the_contract_is_refused_in_one_line(
 def test_buffers_are_averaged_where_the_user_allows_it() -> None:
     builds = {"simple": lambda: Net(norm=True), "complex": lambda: Net(norm=True, exits=2)}
     Family(builds, average_buffers=True).check(torch.zeros(2, 2), 4)
-    held = holdings(
+    held = find_holdings(
         Family(builds, average_buffers=True),
         both(FEDHEN),
         FEDHEN.pools,
@@ -244,10 +244,10 @@ def test_a_final_norm_is_there_if_asked_for() -> None:
 
 
 def test_digits_models() -> None:
-    from fedhen.config.recipes import recipe_named
-    from fedhen.experiment.build import assemble
+    from fedhen.config.recipes import load_recipe
+    from fedhen.experiment.build import build_experiment
 
-    run = assemble(recipe_named("digits"), accelerator="cpu")
+    run = build_experiment(load_recipe("digits"), accelerator="cpu")
     assert run.parameters() == {"simple": 19_579, "complex": 308_165}
     assert len(run.data.y) == 1400 and len(run.data.y_test) == 360
     assert {len(shard) for shard in run.data.shards} == {70}
@@ -290,10 +290,10 @@ def test_pools_must_hold_every_tier_once() -> None:
     sample = torch.zeros(2, 6, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
     lost = Method("lost", last_exit, lambda tiers: [(tiers[0],)])
     with pytest.raises(UserError, match="a method must put every tier into exactly one pool"):
-        holdings(two_exits(), both(lost), lost.pools, sample)
+        find_holdings(two_exits(), both(lost), lost.pools, sample)
     backwards = Method("backwards", last_exit, lambda tiers: [tuple(reversed(tiers))])
-    found = holdings(two_exits(), both(backwards), backwards.pools, sample)
-    assert found == holdings(two_exits(), both(NOSIDE), NOSIDE.pools, sample)
+    found = find_holdings(two_exits(), both(backwards), backwards.pools, sample)
+    assert found == find_holdings(two_exits(), both(NOSIDE), NOSIDE.pools, sample)
 
 
 def test_statistics_that_may_be_averaged_count_as_trained() -> None:
@@ -301,6 +301,6 @@ def test_statistics_that_may_be_averaged_count_as_trained() -> None:
     family = Family(
         {"simple": lambda: Net(norm=True), "complex": lambda: Net(norm=True, exits=2)}, average_buffers=True
     )
-    held = holdings(family, both(NOSIDE), NOSIDE.pools, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)))
+    held = find_holdings(family, both(NOSIDE), NOSIDE.pools, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)))
     assert "norm.running_mean" in held["complex"].trained
     assert "heads.0.weight" not in held["complex"].trained

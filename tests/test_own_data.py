@@ -35,7 +35,7 @@ def save(path: Path, image: Array) -> Array:
 
 def refused(path: Path) -> str:
     with pytest.raises(UserError) as error:
-        image_folder.read(path)
+        image_folder.read_own_data(path)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_grey_images_are_read_as_they_are_with_labels_in_the_order_of_names(folder: Path) -> None:
-    data = image_folder.read(folder)
+    data = image_folder.read_own_data(folder)
     assert data.x.shape == (8, 1, 4, 5) and data.x_test.shape == (2, 1, 4, 5) and data.x.dtype == torch.uint8
     assert data.classes == 2
     for part, x, y in (("train", data.x, data.y), ("test", data.x_test, data.y_test)):
@@ -75,10 +75,10 @@ def test_the_order_mixes_the_classes_and_is_always_the_same(tmp_path: Path) -> N
         for name in "ab":
             for k in range(50):
                 save(tmp_path / part / name / f"{k}.png", pixels(2, 2))
-    first, second = image_folder.read(tmp_path), image_folder.read(tmp_path)
+    first, second = image_folder.read_own_data(tmp_path), image_folder.read_own_data(tmp_path)
     assert torch.equal(first.x, second.x) and torch.equal(first.y, second.y)
     assert set(first.y[:20].tolist()) == set(first.y_test[:20].tolist()) == {0, 1}
-    some = sources.load(DataConfig(name=str(tmp_path), limit=20), tmp_path)
+    some = sources.load_data(DataConfig(name=str(tmp_path), limit=20), tmp_path)
     assert torch.equal(some.y, first.y[:20])
 
 
@@ -86,7 +86,7 @@ def test_one_coloured_image_makes_all_of_them_rgb(folder: Path) -> None:
     colour = save(folder / "train" / "cat" / "colour.PNG", pixels(4, 5, 3))
     grey = np.asarray(Image.open(folder / "test" / "dog" / "0.png"))
     Image.fromarray(grey).convert("1").save(folder / "train" / "dog" / "two-tone.png")
-    data = image_folder.read(folder)
+    data = image_folder.read_own_data(folder)
     assert data.x.shape == (10, 3, 4, 5)
     assert any(np.array_equal(image, colour.transpose(2, 0, 1)) for image in data.x.numpy())
     (dog,) = data.x_test[data.y_test == 1].numpy()
@@ -108,7 +108,7 @@ def test_jpeg_palettes_and_alpha_are_read_as_pillow_shows_them(tmp_path: Path) -
     (tmp_path / "train" / "one" / ".hidden.png").write_bytes(b"")
     (tmp_path / "train" / "one" / "notes.txt").write_text("not an image")
     (tmp_path / "train" / "readme.txt").write_text("not a class")
-    data = image_folder.read(tmp_path)
+    data = image_folder.read_own_data(tmp_path)
     expected = sorted(
         np.asarray(Image.open(tmp_path / "train" / "one" / name).convert("RGB")).transpose(2, 0, 1).tobytes()
         for name in ("a.jpg", "b.jpeg", "c.png", "d.png")
@@ -119,7 +119,7 @@ def test_jpeg_palettes_and_alpha_are_read_as_pillow_shows_them(tmp_path: Path) -
 def test_a_flat_channel_is_shifted_and_not_divided_by_nothing(tmp_path: Path) -> None:
     for part in ("train", "test"):
         save(tmp_path / part / "one" / "flat.png", np.full((3, 3), 7, np.uint8))
-    data = image_folder.read(tmp_path)
+    data = image_folder.read_own_data(tmp_path)
     assert data.normalisation is not None and data.normalisation.std == (1.0,)
     assert data.inputs(data.x).tolist() == [[[[0.0] * 3] * 3]]
 
@@ -201,7 +201,7 @@ def npz(path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("kind", [np.uint8, np.float64, ">f4"])
 def test_images_in_every_layout_become_channels_first(tmp_path: Path, shape: tuple[int, ...], kind: Any) -> None:
     x, x_test = pixels(6, *shape).astype(kind), pixels(3, *shape).astype(kind)
-    data = image_folder.read(npz(tmp_path, x_train=x, x_test=x_test))
+    data = image_folder.read_own_data(npz(tmp_path, x_train=x, x_test=x_test))
     where = "nchw" if len(shape) == 2 or shape[0] in (1, 3) else "nhwc"
     full = x[:, None] if len(shape) == 2 else x
     expected = np.einsum(f"{where}->nchw", full.astype(np.float32))
@@ -218,13 +218,13 @@ def test_images_in_every_layout_become_channels_first(tmp_path: Path, shape: tup
 def test_other_floats_keep_their_shape(tmp_path: Path) -> None:
     for shape in ((7,), (8, 2, 2), (2, 3, 2, 2)):
         x = RNG.normal(size=(6, *shape))
-        data = image_folder.read(npz(tmp_path, x_train=x, x_test=x[:3]))
+        data = image_folder.read_own_data(npz(tmp_path, x_train=x, x_test=x[:3]))
         assert np.array_equal(data.x.numpy(), x.astype(np.float32)) and data.normalisation is None
 
 
 def test_many_images_are_counted_in_pieces(tmp_path: Path) -> None:
     x = pixels(2 * image_folder.AT_ONCE + 7, 3, 3)
-    data = image_folder.read(npz(tmp_path, x_train=x, y_train=np.arange(len(x)) % 3, x_test=x[:3]))
+    data = image_folder.read_own_data(npz(tmp_path, x_train=x, y_train=np.arange(len(x)) % 3, x_test=x[:3]))
     assert data.normalisation is not None
     assert data.normalisation.mean == pytest.approx([x.mean()]) and data.normalisation.std == pytest.approx([x.std()])
 

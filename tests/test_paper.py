@@ -17,7 +17,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fedhen.config.recipes import centralised, recipe_named
+from fedhen.config.recipes import load_recipe, make_centralised
 from fedhen.config.settings import Config
 from fedhen.config.toml import to_toml
 from fedhen.errors import UserError
@@ -61,7 +61,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def federated(recipe: str, method: str, curves: Curves, **changes: Any) -> Run:
     """A run of the recipe, 1 MB a tier and way each round, evaluated where the curves are."""
-    return make_run(method, curves, **{**settings(recipe_named(recipe)), **changes})
+    return make_run(method, curves, **{**settings(load_recipe(recipe)), **changes})
 
 
 def from_the_paper(recipe: str, method: str, seed: int = 0, shift: int = 0) -> Run:
@@ -74,7 +74,7 @@ def from_the_paper(recipe: str, method: str, seed: int = 0, shift: int = 0) -> R
 
 
 def one_place(data: str, tier: str, fraction: float, curve: Sequence[float], **changes: Any) -> Run:
-    config = centralised(recipe_named(f"{data}-iid"), tier, fraction)
+    config = make_centralised(load_recipe(f"{data}-iid"), tier, fraction)
     return make_run("fedavg", {tier: curve}, **{"planned": 100, **settings(config), **changes})
 
 
@@ -303,7 +303,7 @@ def test_the_order_to_run_in() -> None:
 
 def test_a_finished_run_is_the_one_that_is_asked_for_only_if_its_settings_and_seed_are(tmp_path: Path) -> None:
     """How the machine is used and what is looked at make no difference; a setting, the seed or the method does."""
-    config = replace(recipe_named("cifar10-iid"), rounds=3)
+    config = replace(load_recipe("cifar10-iid"), rounds=3)
     run = from_the_paper("cifar10-iid", "fedhen")
     run = replace(run, config=tomllib.loads(to_toml(config)))
     looks = replace(config, evaluation=replace(config.evaluation, every=1), runtime=replace(config.runtime, threads=7))
@@ -338,7 +338,7 @@ def test_the_runs_under_results_are_those_that_the_command_would_make() -> None:
     assert len(runs) >= 3
     for run in runs:
         place = reference_of(run)
-        recipe = centralised(recipe_named(f"{place[0]}-iid"), *place[1:]) if place else recipe_named(run.recipe)
+        recipe = make_centralised(load_recipe(f"{place[0]}-iid"), *place[1:]) if place else load_recipe(run.recipe)
         assert finished([run], replace(recipe, method=run.method, seed=run.seed)), run.folder
 
 
@@ -550,7 +550,7 @@ def test_names_from_files_cannot_inject_markup(tmp_path: Path) -> None:
 
 def test_from_a_folder_from_nothing_and_into_what_is_no_folder(tmp_path: Path) -> None:
     folder = write_folder(from_the_paper("cifar10-iid", "fedhen"), tmp_path / "runs" / "fedhen")
-    config = replace(recipe_named("cifar10-iid"), method="fedhen")
+    config = replace(load_recipe("cifar10-iid"), method="fedhen")
     (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
     report = write_paper([read_run(folder)], tmp_path / "paper")
     assert "289 (289)" in report.text

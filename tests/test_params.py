@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhen.params import Average, Shapes, Weights, count, distance, finite, select, shapes_of, size
+from fedhen.params import Average, Shapes, Weights, count_bytes, count_elements, distance, is_finite, select, shapes_of
 
 SHAPES: Shapes = {"deep": (2,), "shared": (3,)}
 
@@ -102,13 +102,13 @@ def test_distance_is_the_squared_norm_over_what_both_hold() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_one_bad_number_is_seen(bad: float) -> None:
-    assert finite({"a": torch.ones(2), "b": torch.ones(1)})
-    assert not finite({"a": torch.tensor([1.0, bad]), "b": torch.ones(1)})
+    assert is_finite({"a": torch.ones(2), "b": torch.ones(1)})
+    assert not is_finite({"a": torch.tensor([1.0, bad]), "b": torch.ones(1)})
 
 
 def test_count_bytes_and_select() -> None:
     weights = {"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.float64)}
-    assert count(weights) == 7
-    assert size(weights) == 6 * 4 + 8
+    assert count_elements(weights) == 7
+    assert count_bytes(weights) == 6 * 4 + 8
     assert select(weights, {"a": (1, 2)})["a"].shape == (1, 2)
     assert select(weights, {"a": (2, 3)})["a"] is weights["a"]

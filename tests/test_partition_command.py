@@ -16,12 +16,12 @@ from PIL import Image
 
 from fedhen.cli import data as data_commands
 from fedhen.cli.main import Parser
-from fedhen.config.recipes import recipe_named
+from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config, DevicesConfig, SplitConfig
 from fedhen.data.published import PUBLISHED
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
-from fedhen.experiment.build import assemble
+from fedhen.experiment.build import build_experiment
 from fedhen.reports.partition import ALL, Partition, as_json, figure, table, write_partition
 
 # Two simple devices and one complex one; by hand below.
@@ -138,9 +138,9 @@ def test_the_command_shows_the_split_that_a_run_trains_on(
     assert f"picture: {tmp_path / 'partition.png'}" in shown and "seed 5" in shown
     written = json.loads((tmp_path / "partition.json").read_text())
 
-    from fedhen.config.toml import with_settings
+    from fedhen.config.toml import apply_settings
 
-    data = assemble(with_settings(recipe_named("digits"), [*settings, "seed=5"]), accelerator="cpu").data
+    data = build_experiment(apply_settings(load_recipe("digits"), [*settings, "seed=5"]), accelerator="cpu").data
     labels = data.y.tolist()
     counts = [[sum(labels[i] == c for i in shard) for c in range(10)] for shard in data.shards]
     assert written["counts"] == counts
@@ -187,7 +187,7 @@ def test_what_cannot_be_dealt_gets_one_line(arguments: list[str], says: str) -> 
 
 def dealt(recipe: str, out: Path) -> dict[str, Any]:
     """The statistics of all devices of a recipe, where its real files are."""
-    files = PUBLISHED[recipe_named(recipe).data.name]
+    files = PUBLISHED[load_recipe(recipe).data.name]
     if not (data_root() / files.folder).is_dir():
         pytest.skip(f"{files.name} is not in {data_root()}: set FEDHEN_DATA to test with the real files")
     assert fedhen("data", "partition", recipe, "--out", out) == 0
@@ -202,7 +202,7 @@ def dealt(recipe: str, out: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("recipe", ["cifar10-iid", "cifar100-iid"])
 def test_the_papers_iid_splits_of_the_real_files(recipe: str, tmp_path: Path) -> None:
     """500 random images: a class's share is 1/k within a few times √(p (1 − p) / 500)."""
-    classes = PUBLISHED[recipe_named(recipe).data.name].classes
+    classes = PUBLISHED[load_recipe(recipe).data.name].classes
     share = 1 / classes
     top = dealt(recipe, tmp_path)["top_class_share"]
     assert share < top < share + 4 * (share * (1 - share) / 500) ** 0.5
@@ -211,7 +211,7 @@ def test_the_papers_iid_splits_of_the_real_files(recipe: str, tmp_path: Path) ->
 @pytest.mark.parametrize("recipe", ["cifar10-noniid", "cifar100-noniid"])
 def test_the_papers_dirichlet_splits_of_the_real_files(recipe: str, tmp_path: Path) -> None:
     """Near the mean largest share of a prior, a little below: towards the end a device's own classes have run out."""
-    classes = PUBLISHED[recipe_named(recipe).data.name].classes
+    classes = PUBLISHED[load_recipe(recipe).data.name].classes
     priors = np.random.default_rng(0).dirichlet(np.full(classes, 0.3), 20_000)
     expected = float(priors.max(1).mean())
     assert 0.85 * expected < dealt(recipe, tmp_path)["top_class_share"] < 1.1 * expected

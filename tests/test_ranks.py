@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 import ranks_script
 from fedhen.cli import main
-from fedhen.engines.sharded import shared_out
+from fedhen.engines.sharded import assign_to_ranks
 from fedhen.fleet.local_fleet import free_port
 from kills import wait_for
 
@@ -152,6 +152,8 @@ def test_a_rank_that_has_lost_another_is_not_spoken_for(tmp_path: Path) -> None:
 
 def test_devices_are_shared_out_by_cost() -> None:
     """7 → rank 0, 5 → rank 1, 4 → rank 1 (5 < 7), 3 → rank 0 (7 < 9), 1 → rank 1 (9 < 10)."""
-    assert shared_out({10: 3, 11: 7, 12: 5, 13: 1, 14: 4}, 2, {}) == [[10, 11], [12, 13, 14]]
-    assert shared_out({1: 2, 2: 2, 3: 2}, 4, {1: 3, 2: 3}) == [[2], [3], [], [1]], "ties to the owner, else the lowest"
-    assert shared_out({}, 2, {}) == [[], []]
+    assert assign_to_ranks({10: 3, 11: 7, 12: 5, 13: 1, 14: 4}, 2, {}) == [[10, 11], [12, 13, 14]]
+    assert assign_to_ranks({1: 2, 2: 2, 3: 2}, 4, {1: 3, 2: 3}) == [[2], [3], [], [1]], (
+        "ties to the owner, else the lowest"
+    )
+    assert assign_to_ranks({}, 2, {}) == [[], []]

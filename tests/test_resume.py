@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fedhen.fileio.locks import hold
+from fedhen.fileio.locks import lock_folder
 from kills import Forks, Started, killed, lines, same, wait_for
 from test_ranks import TINY as TWO_RANKS
 from test_ranks import children, ours, torchrun
@@ -226,7 +226,7 @@ def test_other_settings_are_refused_by_name(forks: Forks, tmp_path: Path) -> Non
     code, said = forks.run(["resume", str(folder)], log)
     assert code == 2 and "training.clip is 9.0, was 10.0" in said and said.count("\n") == 1
     (folder / "config.toml").write_text(config.replace("minutes = 5.0", "minutes = 1.0"))
-    with hold(folder):
+    with lock_folder(folder):
         code, said = forks.run(["resume", str(folder)], log)
     assert code == 2 and "another process" in said, "what does not count as a difference gets as far as the lock"
 

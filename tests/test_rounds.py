@@ -17,17 +17,17 @@ from families import came_back, two_exits
 from fedhen import Family
 from fedhen.algorithm.local_training import learning_rate
 from fedhen.algorithm.methods import FEDHEN, NOSIDE
-from fedhen.algorithm.rounds import Devices, Round, Rules, Sent, rounds
-from fedhen.algorithm.sampling import sampling
+from fedhen.algorithm.rounds import Devices, Round, Rules, Sent, play_rounds
+from fedhen.algorithm.sampling import make_sampler
 from fedhen.algorithm.updates import Reply, Update
 from fedhen.config import toml, validation
-from fedhen.config.recipes import recipe_named
+from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config, DevicesConfig, ServerConfig, TrainingConfig
-from fedhen.data.batches import visits
+from fedhen.data.batches import plan_visits
 from fedhen.data.dataset import Data
-from fedhen.experiment.build import assemble
+from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
-from fedhen.experiment.runner import play_into
+from fedhen.experiment.runner import play_run
 from fedhen.params import TierModels, Weights
 
 
@@ -50,11 +50,11 @@ def config(method: str = "fedhen", **settings: object) -> Config:
 
 
 def experiment(method: str = "fedhen", **settings: object) -> Experiment:
-    return assemble(config(method, **settings), data=data(), family=two_exits(), accelerator="cpu")
+    return build_experiment(config(method, **settings), data=data(), family=two_exits(), accelerator="cpu")
 
 
 def one_round(run: Experiment, devices: Devices, active: list[int], rules: Rules) -> Iterator[Round]:
-    return rounds(run.server, run.memories, devices, replace(rules, activate=lambda number, losses: active), [1])
+    return play_rounds(run.server, run.memories, devices, replace(rules, activate=lambda number, losses: active), [1])
 
 
 def first(run: Experiment, number: int, active: list[int]) -> Update:
@@ -65,7 +65,7 @@ def first(run: Experiment, number: int, active: list[int]) -> Update:
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_ones(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
-        list(play_into(tmp_path / name, experiment(seed=seed)))
+        list(play_run(tmp_path / name, experiment(seed=seed)))
     for file in (
         "rounds.jsonl",
         "models/server-complex.safetensors",
@@ -112,8 +112,8 @@ def test_the_order_in_which_devices_train_does_not_matter() -> None:
     def play(reverse: bool) -> TierModels:
         run = experiment()
         devices = Reversed(run.devices) if reverse else run.devices
-        rules = Rules(FEDHEN, sampling(run.config.devices, 0), ServerConfig())
-        *_, last = rounds(run.server, run.memories, devices, rules, range(1, 4))
+        rules = Rules(FEDHEN, make_sampler(run.config.devices, 0), ServerConfig())
+        *_, last = play_rounds(run.server, run.memories, devices, rules, range(1, 4))
         return last.server
 
     forward, backward = play(False), play(True)
@@ -121,17 +121,17 @@ def test_the_order_in_which_devices_train_does_not_matter() -> None:
 
 
 def test_uniform_sampling_is_exact_and_fair() -> None:
-    activate = sampling(DevicesConfig(number=100, active=10), seed=0)
+    activate = make_sampler(DevicesConfig(number=100, active=10), seed=0)
     draws = [activate(t, {}) for t in range(1, 1001)]
     assert all(len(set(active)) == 10 and active == sorted(active) for active in draws)
     counts = np.bincount(np.concatenate(draws), minlength=100)
     assert abs(counts - 100).max() < 5 * math.sqrt(1000 * 0.1 * 0.9)
-    assert activate(7, {}) == sampling(DevicesConfig(number=100, active=10), seed=0)(7, {})
-    assert activate(7, {}) != sampling(DevicesConfig(number=100, active=10), seed=1)(7, {})
+    assert activate(7, {}) == make_sampler(DevicesConfig(number=100, active=10), seed=0)(7, {})
+    assert activate(7, {}) != make_sampler(DevicesConfig(number=100, active=10), seed=1)(7, {})
 
 
 def test_bernoulli_sampling_varies_in_number() -> None:
-    activate = sampling(DevicesConfig(number=100, active=10, sampling="bernoulli"), seed=0)
+    activate = make_sampler(DevicesConfig(number=100, active=10, sampling="bernoulli"), seed=0)
     numbers = [len(activate(t, {})) for t in range(1, 501)]
     assert abs(np.mean(numbers) - 10) < 5 * 3 / math.sqrt(500)
     assert abs(np.var(numbers) - 9) < 3
@@ -147,7 +147,7 @@ def test_a_round_without_devices_changes_nothing() -> None:
 def test_a_record_holds_what_the_docs_promise(tmp_path: Path) -> None:
     """Bytes: simple holds body 6·5 + 5 and exit 5·3 + 3 = 53 doubles, complex 24 + 15 more, 8 bytes each."""
     run = experiment()
-    list(play_into(tmp_path, run))
+    list(play_run(tmp_path, run))
     records = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert [r["round"] for r in records] == [1, 2, 3, 4]
     assert [set(r) for r in records] == [
@@ -191,7 +191,7 @@ class Noisy(torch.nn.Module):
 def test_a_models_own_randomness_and_state_depend_on_round_and_device_alone() -> None:
     """Device 0 trains to the same bytes whatever was drawn or trained before; a device with its images differs."""
     one = replace(config(), tiers={"only": 1.0}, split=replace(config().split, kind="iid"))
-    noisy = assemble(one, data=data(), family=Family({"only": Noisy}), accelerator="cpu")
+    noisy = build_experiment(one, data=data(), family=Family({"only": Noisy}), accelerator="cpu")
     noisy.data.shards[1][:] = noisy.data.shards[0]
 
     def trained(number: int, active: list[int], device: int) -> Weights:
@@ -211,7 +211,7 @@ def test_dropout_has_its_own_address() -> None:
     x, y = torch.ones(2, 6, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
     shards = (np.array([0]), np.array([0]))
     one = replace(config(), tiers={"only": 1.0}, devices=DevicesConfig(number=2, active=2))
-    noisy = assemble(one, data=Data(x, y, x, y, 3, shards), family=Family({"only": Noisy}), accelerator="cpu")
+    noisy = build_experiment(one, data=Data(x, y, x, y, 3, shards), family=Family({"only": Noisy}), accelerator="cpu")
     results = [u.weights for t in (1, 2) for u in came_back(noisy.devices.train(t, Sent(noisy.server, {}), [0, 1]))]
     assert len({tuple(w["inner.body.weight"].flatten().tolist()) for w in results}) == 4
 
@@ -277,7 +277,7 @@ def test_momentum_by_hand() -> None:
     settings = {"epochs": 1, "batch_size": 4, "momentum": 0.9, "weight_decay": 0.0, "clip": 1e9, "lr": 0.1}
     run = experiment(training=settings)
     found = first(run, 1, [0]).weights
-    plan = visits(run.data.shards[0], 1, 4, False, (0, 1, 0))
+    plan = plan_visits(run.data.shards[0], 1, 4, False, (0, 1, 0))
     module = two_exits().build("simple")
     module.load_state_dict(run.server["simple"])
     velocity = [torch.zeros_like(p) for p in module.parameters()]
@@ -326,9 +326,9 @@ def test_the_split_follows_seed_and_kind() -> None:
 
 def test_augmentation_reaches_the_training() -> None:
     def trained(augmentation: str) -> Update:
-        small = recipe_named("digits")
+        small = load_recipe("digits")
         changes = [f"data.augmentation={augmentation}", "data.limit=100", "model.widths=[4, 4, 4, 4]"]
-        run = assemble(toml.with_settings(small, changes), accelerator="cpu")
+        run = build_experiment(toml.apply_settings(small, changes), accelerator="cpu")
         return first(run, 1, [0])
 
     three = [trained(augmentation) for augmentation in ("none", "crop-flip", "half-crop-flip")]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhen.engines.equivalence import KINKS, _apart, _tolerances, agree
+from fedhen.engines.equivalence import KINKS, _apart, _tolerances, forms_agree
 
 
 class _Kink(torch.nn.Module):
@@ -26,14 +26,14 @@ class _Kink(torch.nn.Module):
 def test_a_kink_that_rounding_moves_is_not_taken_for_another_function() -> None:
     """Two forms whose kinks lie 2e-7 apart are told apart by their slopes only between those; 1 apart, everywhere."""
     probe, x = _Kink(0.0), torch.ones(3)
-    assert agree(probe, probe, x)
+    assert forms_agree(probe, probe, x)
     at = probe.seen[0]
     here, there, elsewhere = _Kink(at - 1e-7), _Kink(at + 1e-7), _Kink(at - 1)
     there.w = elsewhere.w = here.w
     assert _apart(0, here, there, x) > KINKS
-    assert agree(here, there, x)
+    assert forms_agree(here, there, x)
     assert len({*here.seen}) > 1, "the draws are of different weights"
-    assert not agree(here, elsewhere, x)
+    assert not forms_agree(here, elsewhere, x)
     assert float(here.w.detach()) == 1.0, "the weights are as they were"
 
 
@@ -55,7 +55,7 @@ class _Slopes(torch.nn.Module):
 
 def _verdict(*factors: float) -> bool:
     weights = torch.nn.ParameterList(torch.ones(50) for _ in range(10))
-    return agree(_Slopes(weights, *[1.0] * len(factors)), _Slopes(weights, *factors), torch.ones(50))
+    return forms_agree(_Slopes(weights, *[1.0] * len(factors)), _Slopes(weights, *factors), torch.ones(50))
 
 
 @pytest.mark.parametrize("factor", [1.003, 1.01, 1.5])
@@ -94,7 +94,7 @@ def test_a_gradient_that_cancels_out_is_seen_beside_the_largest(slope: float, sa
             return [large * x + self.slope * cancelled * x]
 
     weights = torch.nn.ParameterList([torch.ones(50), torch.ones(50)])
-    assert agree(Module(weights, 0.0), Module(weights, slope), torch.ones(50)) is same
+    assert forms_agree(Module(weights, 0.0), Module(weights, slope), torch.ones(50)) is same
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,6 @@ def test_a_trial_leaves_what_a_norm_has_counted() -> None:
             return [self.norm(x)]
 
     module = Counts().train()
-    assert agree(module, module, torch.arange(32.0).view(8, 4) ** 2)
+    assert forms_agree(module, module, torch.arange(32.0).view(8, 4) ** 2)
     assert module.norm.running_mean is not None
     assert not module.norm.running_mean.any()

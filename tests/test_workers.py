@@ -22,15 +22,15 @@ from torch import Tensor, nn
 
 from families import TwoExits, texts, two_exits, words
 from fedhen import Family
-from fedhen.algorithm.methods import method_named
+from fedhen.algorithm.methods import load_method
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Update
 from fedhen.config import toml, validation
 from fedhen.data.dataset import Data
 from fedhen.engines.parallel import ParallelDevices
-from fedhen.engines.sequential import PlainDevices
-from fedhen.engines.worker_pool import Workers, shared_vector
-from fedhen.experiment.build import assemble
+from fedhen.engines.sequential import SequentialDevices
+from fedhen.engines.worker_pool import WorkerPool, make_shared_vector
+from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 from fedhen.hardware import threads
 from fedhen.models.preact_resnet import Shape, preact_resnet
@@ -73,9 +73,9 @@ def experiment(workers: int, family: Family, data: Data, /, **settings: Any) -> 
     merged = {k: {**BASE.get(k, {}), **v} if isinstance(v, dict) and k != "tiers" else v for k, v in settings.items()}
     merged["runtime"] = {**merged.get("runtime", {}), "workers": workers}
     config = validation.from_mapping({**BASE, **merged})
-    chosen = method_named(config.method)
+    chosen = load_method(config.method)
     config = chosen.restricted(config)
-    return assemble(config, data=data, family=family, method=chosen, accelerator="cpu")
+    return build_experiment(config, data=data, family=family, method=chosen, accelerator="cpu")
 
 
 def everything(run: Experiment) -> tuple[list[str], dict[str, bytes]]:
@@ -94,7 +94,7 @@ def everything(run: Experiment) -> tuple[list[str], dict[str, bytes]]:
 def same_bytes(family: Family, data: Data, /, **settings: Any) -> None:
     """Play with 1, 2 and 5 workers: one is this process, several are others, and nothing shows which."""
     runs = [experiment(number, family, data, **settings) for number in NUMBERS]
-    assert [type(run.devices) for run in runs] == [PlainDevices, ParallelDevices, ParallelDevices]
+    assert [type(run.devices) for run in runs] == [SequentialDevices, ParallelDevices, ParallelDevices]
     (records, found), *others = (everything(run) for run in runs)
     assert found and len(records) == runs[0].config.rounds and "accuracy" in records[-1]
     for other in others:
@@ -350,12 +350,12 @@ def test_cores_are_those_of_affinity_and_quota(tmp_path: Path) -> None:
 def test_ranks_on_one_machine_share_its_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = validation.from_mapping({}).runtime
     monkeypatch.setattr(threads, "usable_cores", lambda: 8)
-    assert (threads.workers(runtime), threads.threads(runtime)) == (8, 1)
+    assert (threads.worker_count(runtime), threads.threads_per_worker(runtime)) == (8, 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert threads.workers(runtime) == 2
+    assert threads.worker_count(runtime) == 2
     for settings, expected in (({"threads": 2}, (1, 2)), ({"threads": 0}, (1, 2)), ({"workers": 5}, (5, 1))):
         runtime = validation.from_mapping({"runtime": settings}).runtime
-        assert (threads.workers(runtime), threads.threads(runtime)) == expected
+        assert (threads.worker_count(runtime), threads.threads_per_worker(runtime)) == expected
 
 
 def test_the_affinity_of_a_process_is_seen() -> None:
@@ -366,8 +366,8 @@ def test_the_affinity_of_a_process_is_seen() -> None:
 
 def test_a_worker_has_shared_memory_and_no_file_of_its_parent(tmp_path: Path) -> None:
     """A lock or a connection of the parent must end with the parent."""
-    vector = shared_vector(torch.zeros(3, dtype=torch.float64))
-    with (tmp_path / "open").open("w") as file, Workers(2, work) as workers:
+    vector = make_shared_vector(torch.zeros(3, dtype=torch.float64))
+    with (tmp_path / "open").open("w") as file, WorkerPool(2, work) as workers:
 
         def own(worker: int, job: dict[str, Any]) -> dict[str, Any]:
             vector[job["place"]] = job["place"] + 1
@@ -390,7 +390,7 @@ def test_whoever_goes_early_leaves_no_answer_to_the_next() -> None:
         time.sleep(job["seconds"])
         return job
 
-    with Workers(2, slow) as workers:
+    with WorkerPool(2, slow) as workers:
         jobs = [{"seconds": 0.0}, {"seconds": 60.0}]
         answers = workers.each(jobs)
         assert next(answers)[1] == jobs[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fedhen.algorithm.methods import Method, method_named
+from fedhen.algorithm.methods import Method, load_method
 from fedhen.algorithm.sampling import Activate
 from fedhen.config import settings as configuration
 from fedhen.config import toml, validation
@@ -19,21 +19,21 @@ from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root
 from fedhen.distributed import process_group
 from fedhen.engines.scoring import accuracy
-from fedhen.errors import UserError, unknown
+from fedhen.errors import UserError, unknown_name
 from fedhen.experiment import build
 from fedhen.experiment import experiment as experiments
-from fedhen.experiment.resume import How
-from fedhen.experiment.runner import play_into
-from fedhen.hardware.accelerator import device_named
+from fedhen.experiment.resume import ResumePolicy
+from fedhen.experiment.runner import play_run
+from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.precision import FULL
-from fedhen.hardware.threads import threads, torch_threads
+from fedhen.hardware.threads import threads_per_worker, torch_threads
 from fedhen.models.family import Family
-from fedhen.models.image_layout import image_layout
-from fedhen.models.model_files import read_model, ready_module
-from fedhen.models.registry import family_named
+from fedhen.models.image_layout import apply_image_layout
+from fedhen.models.model_files import build_ready_module, read_model
+from fedhen.models.registry import make_family
 from fedhen.reports import write_report
-from fedhen.runs.folders import claim, refuse_fleets
-from fedhen.runs.layout import CONFIG, KINDS
+from fedhen.runs.folders import create_run_folders, refuse_fleet_run
+from fedhen.runs.layout import CONFIG, MODEL_OWNERS
 from fedhen.runs.reader import read_run
 
 PathLike = str | os.PathLike[str]
@@ -58,8 +58,8 @@ class Trained:
         """The trained model of a tier, ready to use: it returns the logits of its exits, shallowest first."""
         family, held = self.experiment.family, self.experiment.holdings
         if tier not in held:
-            raise unknown("tier", tier, held)
-        return ready_module(
+            raise unknown_name("tier", tier, held)
+        return build_ready_module(
             family, tier, self.experiment.reported[_kind(kind, self.experiment.config)][tier], held[tier].exits
         )
 
@@ -83,7 +83,7 @@ def train(
     folder is left behind, for reports and `fedhen.load`. `activate` is a function of your own that says who is active:
     (round, the loss that each device reported last) -> devices.
     """
-    chosen = method_named(method) if isinstance(method, str) else method
+    chosen = load_method(method) if isinstance(method, str) else method
     own = configuration.Config(
         data=configuration.DataConfig(name=OWN),
         model=configuration.ModelConfig(family=OWN),
@@ -92,14 +92,14 @@ def train(
     )
     own = validation.from_mapping(chosen.settings(own), own)
     config = chosen.restricted(validation.from_mapping({**settings, "method": chosen.name}, own))
-    ranks = process_group.join(device_named(accelerator))
-    experiment = build.assemble(
+    ranks = process_group.join(choose_device(accelerator))
+    experiment = build.build_experiment(
         config, data=data, family=family, method=chosen, activate=activate, accelerator=accelerator, ranks=ranks
     )
     if out is None:
         return Trained(experiment, [step.record for step in experiment.play()], None)
-    folder = Path(ranks.first(lambda: str(claim(Path(out), [""], force)[0])))
-    return Trained(experiment, [step.record for step in play_into(folder, experiment)], folder)
+    folder = Path(ranks.first(lambda: str(create_run_folders(Path(out), [""], force)[0])))
+    return Trained(experiment, [step.record for step in play_run(folder, experiment)], folder)
 
 
 def resume(
@@ -122,12 +122,12 @@ def resume(
     is refused, unless `restart` is set: then it starts again.
     """
     folder = Path(run)
-    refuse_fleets(folder)
-    ranks = process_group.join(device_named(accelerator))
+    refuse_fleet_run(folder)
+    ranks = process_group.join(choose_device(accelerator))
     # By rank 0's folder: the other ranks may not see it.
-    config = toml.parsed(ranks.first(lambda: toml.to_toml(toml.read_toml(_checked(folder)))))
+    config = toml.parse_toml(ranks.first(lambda: toml.to_toml(toml.read_toml(_checked(folder)))))
     config = config if rounds is None else validation.from_mapping({"rounds": rounds}, config)
-    experiment = build.assemble(
+    experiment = build.build_experiment(
         config,
         data=data,
         family=family,
@@ -137,10 +137,10 @@ def resume(
         data_dir=Path(data_dir) if data_dir else None,
         ranks=ranks,
     )
-    for _ in play_into(folder, experiment, How(resume=True, restart=restart)):
+    for _ in play_run(folder, experiment, ResumePolicy(resume=True, restart=restart)):
         pass
     if not experiment.reported:
-        kinds = KINDS if config.evaluation.devices else KINDS[1:]
+        kinds = MODEL_OWNERS if config.evaluation.devices else MODEL_OWNERS[1:]
         experiment.reported = {k: {t: read_model(folder, k, t).weights for t in config.tiers} for k in kinds}
     return Trained(experiment, ranks.first(lambda: read_run(folder).rounds), folder)
 
@@ -153,10 +153,10 @@ def load(run: PathLike, tier: str, kind: str = "server", *, family: Family | Non
     folder = Path(run)
     config = toml.read_toml(_checked(folder))
     if tier not in config.tiers:
-        raise unknown("tier", tier, config.tiers)
+        raise unknown_name("tier", tier, config.tiers)
     saved = read_model(folder, _kind(kind, config), tier)
-    family = family or family_named(config, saved.inputs, saved.classes)
-    return ready_module(family, tier, saved.weights, saved.exits)
+    family = family or make_family(config, saved.inputs, saved.classes)
+    return build_ready_module(family, tier, saved.weights, saved.exits)
 
 
 def evaluate(
@@ -171,17 +171,19 @@ def evaluate(
     folder = Path(run)
     config = toml.read_toml(_checked(folder))
     data = data or _data_named(config, data_dir)
-    family = family or family_named(config, data.shape, data.classes)
-    data = data.to(device_named(accelerator))
+    family = family or make_family(config, data.shape, data.classes)
+    data = data.to(choose_device(accelerator))
     batch_size = config.evaluation.batch_size
-    scores: dict[str, dict[str, float]] = {kind: {} for kind in KINDS if config.evaluation.devices or kind == "server"}
+    scores: dict[str, dict[str, float]] = {
+        kind: {} for kind in MODEL_OWNERS if config.evaluation.devices or kind == "server"
+    }
     for kind in scores:
         for tier in config.tiers:
             saved = read_model(folder, kind, tier)
-            module = ready_module(family, tier, saved.weights, saved.exits).to(data.x.device)
+            module = build_ready_module(family, tier, saved.weights, saved.exits).to(data.x.device)
             fitting = data.in_type_of(module)
-            module = image_layout(module, fitting.inputs(fitting.x_test[:2]), FULL, config.training.batch_size)
-            with torch_threads(threads(config.runtime)):
+            module = apply_image_layout(module, fitting.inputs(fitting.x_test[:2]), FULL, config.training.batch_size)
+            with torch_threads(threads_per_worker(config.runtime)):
                 scores[kind][tier] = accuracy(module, fitting, batch_size)
     return scores
 
@@ -204,12 +206,12 @@ def _checked(folder: Path) -> Path:
 
 
 def _data_named(config: configuration.Config, data_dir: PathLike | None) -> Data:
-    return sources.load(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
+    return sources.load_data(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
 
 
 def _kind(kind: str, config: configuration.Config) -> str:
-    if kind not in KINDS:
-        raise unknown("kind of model", kind, KINDS)
+    if kind not in MODEL_OWNERS:
+        raise unknown_name("kind of model", kind, MODEL_OWNERS)
     if kind == "devices" and not config.evaluation.devices:
         raise UserError("the run kept no average of all devices (evaluation.devices = false): ask for kind 'server'")
     return kind

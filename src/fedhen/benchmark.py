@@ -16,17 +16,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedhen.algorithm.rounds import Sent
 from fedhen.config.settings import Config
 from fedhen.data import sources
-from fedhen.data.batches import batch
+from fedhen.data.batches import make_batch
 from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root
-from fedhen.engines.sequential import PlainDevices
+from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import UserError
 from fedhen.experiment import provenance
-from fedhen.experiment.build import assemble
+from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment, Step
-from fedhen.hardware.accelerator import device_named
-from fedhen.hardware.peak import peak, product_rate, reset_peak, synchronise
-from fedhen.params import size
+from fedhen.hardware.accelerator import choose_device
+from fedhen.hardware.peak import measure_product_rate, read_peak_memory, reset_peak_memory, synchronise
+from fedhen.params import count_bytes
 
 SHAPES = {"cifar10": (3, 32, 32, 10), "cifar100": (3, 32, 32, 100)}
 """Channels, height, width and classes of data that random numbers can stand in for."""
@@ -52,20 +52,20 @@ class Ask:
     data_dir: Path | None = None
 
 
-def bench(ask: Ask, say: Callable[[str], None]) -> dict[str, Any]:
+def run_benchmark(ask: Ask, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure; `say` is told what happens meanwhile."""
     data, real = load(ask)
-    where = device_named(ask.accelerator)
-    precision = assemble(ask.config, data=data, accelerator=ask.accelerator).precision.name
+    where = choose_device(ask.accelerator)
+    precision = build_experiment(ask.config, data=data, accelerator=ask.accelerator).precision.name
     found: dict[str, Any] = {
         "recipe": ask.config.recipe,
         "method": ask.config.method,
         "precision": precision,
         "data": ask.config.data.name if real else f"random numbers in the shape of {ask.config.data.name}",
-        **provenance.describe(where, ask.config.runtime),
+        **provenance.describe_environment(where, ask.config.runtime),
     }
     say("the matrix product")
-    ceiling = product_rate(where, precision)
+    ceiling = measure_product_rate(where, precision)
     loops = {"fast": with_runtime(ask.config, "fast", precision), "plain": with_runtime(ask.config, "plain", precision)}
     if precision == "bf16" and where.type == "cuda":
         # Where launches are the limit a plain loop is faster without autocast: the ratio is to the faster one.
@@ -76,7 +76,7 @@ def bench(ask: Ask, say: Callable[[str], None]) -> dict[str, Any]:
         playing = {}
         for name in together:
             say(f"{ask.config.recipe}, {name}")
-            experiment = assemble(loops[name], data=data, accelerator=ask.accelerator)
+            experiment = build_experiment(loops[name], data=data, accelerator=ask.accelerator)
             playing[name] = Loop(experiment, ask.rounds if name == "fast" else 0)
         while [name for name in together if playing[name].goes_on()]:
             pass
@@ -101,7 +101,7 @@ def bench(ask: Ask, say: Callable[[str], None]) -> dict[str, Any]:
 def load(ask: Ask) -> tuple[Data, bool]:
     """The recipe's data, or random numbers in its shape where it is not on this machine: time does not see which."""
     try:
-        return sources.load(ask.config.data, data_root(ask.data_dir), ask.config.seed), True
+        return sources.load_data(ask.config.data, data_root(ask.data_dir), ask.config.seed), True
     except UserError:
         if ask.config.data.name not in SHAPES:
             raise
@@ -123,7 +123,7 @@ class Loop:
     """A loop that is measured, warmed up: graphs are captured, kernels chosen, and models scored once."""
 
     def __init__(self, experiment: Experiment, rounds: int) -> None:
-        reset_peak(experiment.data.x.device)
+        reset_peak_memory(experiment.data.x.device)
         self.experiment = experiment
         warm = experiment.config.evaluation.every + 1
         # A plain loop needs one round for that, and then plays the same ones.
@@ -170,7 +170,7 @@ class Loop:
             "first_round": self.first,
             "steps_a_second": local / train,
             "tflops": work / train / 1e12,
-            "peak_memory_mb": peak(experiment.data.x.device) / 1e6,
+            "peak_memory_mb": read_peak_memory(experiment.data.x.device) / 1e6,
         }
         each_round = {(s.record["round"], *s.record["active"]): s.timing["train"] + scored for s in steps}
         return found, each_round
@@ -183,11 +183,11 @@ def score_once(experiment: Experiment) -> float:
     return time.perf_counter() - began
 
 
-def plain_of(experiment: Experiment) -> PlainDevices:
+def plain_of(experiment: Experiment) -> SequentialDevices:
     """The plain devices behind any engine: they know the plans."""
     devices: Any = experiment.devices
-    found = devices if isinstance(devices, PlainDevices) else devices.plain
-    assert isinstance(found, PlainDevices)
+    found = devices if isinstance(devices, SequentialDevices) else devices.plain
+    assert isinstance(found, SequentialDevices)
     return found
 
 
@@ -201,7 +201,7 @@ def operations(experiment: Experiment, tier: str) -> float:
     fleet = plain_of(experiment).fleet
     module = plain_of(experiment).new_module(tier).train()
     plan = plain_of(experiment).plan(1, fleet.tier_of.index(tier))
-    inputs, labels = batch(fleet.data, plan, slice(0, 2), "none")
+    inputs, labels = make_batch(fleet.data, plan, slice(0, 2), "none")
     with FlopCounterMode(display=False) as counter:
         fleet.objectives[tier](module(inputs), labels).backward()  # type: ignore[no-untyped-call]
     return float(counter.get_total_flops()) / len(labels)
@@ -215,7 +215,7 @@ def side_objective(ask: Ask, data: Data) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for label, method in (("with", "fedhen"), ("without", "decouple")):
         config = replace(with_runtime(ask.config, "fast", ask.config.runtime.precision), method=method, method_file="")
-        experiment = assemble(config, data=data, accelerator=ask.accelerator)
+        experiment = build_experiment(config, data=data, accelerator=ask.accelerator)
         tier = list(experiment.server)[-1]
         some = [d for d, t in enumerate(experiment.tier_of) if t == tier][: config.devices.active]
         plain = plain_of(experiment)
@@ -226,7 +226,7 @@ def side_objective(ask: Ask, data: Data) -> dict[str, Any]:
         found[label] = {
             "milliseconds_a_step": 1e3 * min(times[1:]) / count,
             "gflop_an_example": operations(experiment, tier) / 1e9,
-            "bytes_each_way": size(experiment.server[tier]),
+            "bytes_each_way": count_bytes(experiment.server[tier]),
         }
     return {**found, "ratio": {key: found["with"][key] / found["without"][key] for key in found["with"]}}
 

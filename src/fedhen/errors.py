@@ -13,7 +13,7 @@ class UserError(ValueError):
     """Something the user can mend; the message says what, in one line."""
 
 
-class Stopped(BaseException):
+class RunStopped(BaseException):
     """A run that was told to stop has done so; no error, but nothing after it is to be done."""
 
     def __init__(self, signal: int, said: str = "stopped", abandoned: bool = False) -> None:
@@ -21,7 +21,7 @@ class Stopped(BaseException):
         self.signal, self.abandoned = signal, abandoned
 
 
-class AtOnce(KeyboardInterrupt):
+class StopNow(KeyboardInterrupt):
     """A second Ctrl-C: nothing is waited for."""
 
 
@@ -30,7 +30,7 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not among the known ones, with the nearest one that is."""
     names = list(known)
     near = difflib.get_close_matches(str(name), names, n=1)

@@ -22,7 +22,7 @@ NO_ROWS: Mapping[str, Tensor] = {}
 """Nothing is restricted to some of its rows."""
 
 
-def corner(tensor: Tensor, shape: Iterable[int]) -> Tensor:
+def take_corner(tensor: Tensor, shape: Iterable[int]) -> Tensor:
     """The leading corner of that shape: a view, and the tensor itself where the shape is the whole."""
     shape = tuple(shape)
     return tensor if tensor.shape == shape else tensor[tuple(slice(n) for n in shape)]
@@ -30,7 +30,7 @@ def corner(tensor: Tensor, shape: Iterable[int]) -> Tensor:
 
 def select(weights: Mapping[str, Tensor], shapes: Shapes) -> Weights:
     """[w]_M of Assumption 1: the weights that a nested model holds."""
-    return {name: corner(weights[name], shape) for name, shape in shapes.items()}
+    return {name: take_corner(weights[name], shape) for name, shape in shapes.items()}
 
 
 def overlay(models: Sequence[Mapping[str, Tensor]]) -> Weights:
@@ -44,8 +44,8 @@ def overlay(models: Sequence[Mapping[str, Tensor]]) -> Weights:
             elif under.shape != tensor.shape:
                 shape = tuple(map(max, under.shape, tensor.shape))
                 laid[name] = tensor.new_zeros(shape)
-                corner(laid[name], under.shape).copy_(under)
-                corner(laid[name], tensor.shape).copy_(tensor)
+                take_corner(laid[name], under.shape).copy_(under)
+                take_corner(laid[name], tensor.shape).copy_(tensor)
     return laid
 
 
@@ -60,7 +60,7 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     for name, tensor in a.items():
         if name in b:
             both = tuple(map(min, tensor.shape, b[name].shape))
-            one, other = corner(tensor, both), corner(b[name], both)
+            one, other = take_corner(tensor, both), take_corner(b[name], both)
             total += 0.0 if one is other else float((one.double() - other.double()).square().sum())
     return total
 
@@ -71,7 +71,7 @@ def pack(weights: Mapping[str, Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(0)
     if _one_behind_the_other(tensors):
-        return tensors[0].as_strided((count(weights),), (1,))
+        return tensors[0].as_strided((count_elements(weights),), (1,))
     kind = packed_type(weights)
     return torch.cat([tensor.reshape(-1).to(kind) for tensor in tensors])
 
@@ -106,7 +106,7 @@ def _one_behind_the_other(tensors: Sequence[Tensor]) -> bool:
     return True
 
 
-def finite(weights: Mapping[str, Tensor]) -> bool:
+def is_finite(weights: Mapping[str, Tensor]) -> bool:
     """Whether every weight is a number: neither NaN nor infinite.
 
     On one vector: each answer that a GPU is waited for costs more than the copy.
@@ -115,7 +115,7 @@ def finite(weights: Mapping[str, Tensor]) -> bool:
     return not len(vector) or bool(torch.isfinite(torch.stack(vector.aminmax())).all())
 
 
-def count(weights: Mapping[str, Tensor]) -> int:
+def count_elements(weights: Mapping[str, Tensor]) -> int:
     """How many numbers these are."""
     return sum(tensor.numel() for tensor in weights.values())
 
@@ -125,7 +125,7 @@ def numel(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def size(weights: Mapping[str, Tensor]) -> int:
+def count_bytes(weights: Mapping[str, Tensor]) -> int:
     """How many bytes these weights are on the wire."""
     return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
 
@@ -153,14 +153,14 @@ class Average:
             if isinstance(counts, float) and (tensor.shape != whole or name in rows):
                 # From here on every element counts for itself.
                 counts = self.counts[name] = torch.full_like(self.sums[name], counts)
-            sums = corner(self.sums[name], tensor.shape)
+            sums = take_corner(self.sums[name], tensor.shape)
             if name in rows and isinstance(counts, Tensor):
                 sums[rows[name]] += tensor[rows[name]].double() * weight
-                corner(counts, tensor.shape)[rows[name]] += weight
+                take_corner(counts, tensor.shape)[rows[name]] += weight
                 continue
             sums.add_(tensor, alpha=weight)
             if isinstance(counts, Tensor):
-                corner(counts, tensor.shape).add_(weight)
+                take_corner(counts, tensor.shape).add_(weight)
             else:
                 self.counts[name] = counts + weight
 
@@ -177,9 +177,9 @@ class Average:
     def _mean(self, name: str, kept: Tensor) -> Tensor:
         if name not in self.sums:
             return kept
-        sums, counts = corner(self.sums[name], kept.shape), self.counts[name]
+        sums, counts = take_corner(self.sums[name], kept.shape), self.counts[name]
         if isinstance(counts, Tensor):
-            counts = corner(counts, kept.shape)
+            counts = take_corner(counts, kept.shape)
             mean = torch.where(counts > 0, sums / counts, kept.double())
         else:
             mean = sums / counts if counts > 0 else kept.double()

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from fedhen.errors import UserError, one_line
-from fedhen.hardware.memory import OUT_OF_MEMORY, ran_out
+from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
 
 PATIENCE = 3
 """So many rounds in a row without any device are no accident."""
@@ -15,16 +15,16 @@ LONGEST = 300
 """Characters of an error that are kept."""
 
 
-def fault_of(error: Exception) -> str:
+def describe_device_error(error: Exception) -> str:
     """What went wrong on a device, in one line; what is not the device's fault is raised again."""
     if isinstance(error, UserError):
         raise error
-    if ran_out(error):
+    if is_out_of_memory(error):
         raise UserError(OUT_OF_MEMORY) from error
     return one_line(f"{type(error).__name__}: {error}")[:LONGEST]
 
 
-class Watch:
+class FailureWatch:
     """Sees every round: tells the first fault, and ends a run from which no device comes back."""
 
     def __init__(self, tells: bool = True) -> None:

@@ -23,7 +23,7 @@ def learning_rate(training: TrainingConfig, number: int, rounds: int) -> float:
 
 
 @dataclass(frozen=True)
-class Task:
+class LocalProblem:
     """What a device minimises, and how."""
 
     objective: Objective
@@ -35,7 +35,7 @@ class Task:
     precision: Precision = FULL
 
 
-def train_locally(module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], task: Task) -> tuple[float, int]:
+def train_locally(module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], task: LocalProblem) -> tuple[float, int]:
     """Train the module in place on the batches of all epochs; returns the mean loss of the steps, and their number.
 
     The clip is on the gradient of the summed loss over all parameters. SGD adds the decay after it, and leaves alone a
@@ -51,7 +51,7 @@ def train_locally(module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], t
         with task.precision.autocast():
             loss = task.objective(task.view(module(inputs)), labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        correct(module, task.correction)
+        apply_correction(module, task.correction)
         clip([parameter.grad for parameter in parameters if parameter.grad is not None], training.clip)
         sgd.step(parameters)
         losses.append(loss.detach())
@@ -96,7 +96,7 @@ def clip(gradients: list[Tensor], most: float) -> None:
         torch._foreach_mul_(gradients, torch.clamp(most / (norm + 1e-6), max=1.0))
 
 
-def correct(module: nn.Module, correction: Correction) -> None:
+def apply_correction(module: nn.Module, correction: Correction) -> None:
     """Add a local variant's correction to the gradients."""
     if correction is NOTHING:
         return

@@ -50,7 +50,7 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalVariant:
     """A local variant."""
 
     name: str
@@ -67,11 +67,11 @@ class Local:
     """How many tensors of the size of the trained weights go along with the model, down and up."""
 
 
-PLAIN = Local("plain")
+PLAIN = LocalVariant("plain")
 """Alg. 2 as it stands."""
 
 
-def fedprox(mu: float) -> Local:
+def fedprox(mu: float) -> LocalVariant:
     """FedProx (Li et al. 2018): f + μ/2·‖w − w_server‖², inside the clip; without memory, tiers make no difference."""
     if not mu:
         return PLAIN
@@ -79,10 +79,10 @@ def fedprox(mu: float) -> Local:
     def correction(visit: Visit) -> Correction:
         return Correction({name: -mu * tensor for name, tensor in visit.received.items()}, pull=mu)
 
-    return Local("fedprox", correction)
+    return LocalVariant("fedprox", correction)
 
 
-def scaffold() -> Local:
+def scaffold() -> LocalVariant:
     """SCAFFOLD (Karimireddy et al. 2019): f + ⟨w, c/ω_i − c_i⟩.
 
     After K steps c_i′ = c_i − c + (w_server − w_i)/(K·lr), and c += (1/N)·Σ ω_i (c_i′ − c_i). c travels down beside the
@@ -100,10 +100,10 @@ def scaffold() -> Local:
             for n, t in visit.received.items()
         }
 
-    return Local("scaffold", correction, remember, weight=lambda omega: omega, copies=1)
+    return LocalVariant("scaffold", correction, remember, weight=lambda omega: omega, copies=1)
 
 
-def feddyn(alpha: float) -> Local:
+def feddyn(alpha: float) -> LocalVariant:
     """FedDyn (Acar et al. 2021), α_i = α/ω_i: f + α_i⟨w, h_i − w_cld⟩, and decay + α_i.
 
     h_i += w_i − w_cld, and devices start from w_cld = mean_active(w_i) + mean_all(h). The models scored are mean_active
@@ -121,12 +121,12 @@ def feddyn(alpha: float) -> Local:
     def known(received: Weights, trained: Weights) -> Weights:
         return {n: trained[n] - t for n, t in received.items()}
 
-    return Local("feddyn", correction, remember, known, cloud=lambda model, mean: model + mean)
+    return LocalVariant("feddyn", correction, remember, known, cloud=lambda model, mean: model + mean)
 
 
-def local_named(config: LocalConfig) -> Local:
+def make_local_variant(config: LocalConfig) -> LocalVariant:
     """The local variant that is configured."""
-    variants: dict[str, Callable[[], Local]] = {
+    variants: dict[str, Callable[[], LocalVariant]] = {
         "plain": lambda: PLAIN,
         "fedprox": lambda: fedprox(config.mu),
         "scaffold": scaffold,

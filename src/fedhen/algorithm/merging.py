@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedhen.algorithm.local_variants import Local
+from fedhen.algorithm.local_variants import LocalVariant
 from fedhen.algorithm.updates import Update
 from fedhen.config.settings import ServerConfig
 from fedhen.distributed.communicator import ALONE, Ranks
@@ -40,13 +40,13 @@ def merge(
         for update in updates:
             if update.tier in pool:
                 weight = update.samples if rule.weighting == "samples" else 1.0
-                average.add(contribution(update, rule), weight, update.rows)
+                average.add(select_contribution(update, rule), weight, update.rows)
         after = ranks.combined(average).finish(otherwise=before)
         merged.update({tier: select(after, shapes_of(server[tier])) for tier in pool})
     return {tier: merged[tier] for tier in server}
 
 
-def contribution(update: Update, rule: ServerConfig) -> Weights:
+def select_contribution(update: Update, rule: ServerConfig) -> Weights:
     """The part of an update that enters the average."""
     if rule.untrained == "average":
         return update.weights
@@ -65,7 +65,7 @@ class Memories:
     holders: dict[str, int]
     """How many devices each tier has, active or not."""
 
-    def after(self, updates: Sequence[Update], pools: Pools, local: Local, *, ranks: Ranks = ALONE) -> Memories:
+    def after(self, updates: Sequence[Update], pools: Pools, local: LocalVariant, *, ranks: Ranks = ALONE) -> Memories:
         """The mean after a round."""
         if local.remember is None:
             return self
@@ -88,7 +88,7 @@ class Memories:
             mean.update({tier: select(after, shapes_of(self.mean[tier])) for tier in pool})
         return Memories({tier: mean[tier] for tier in self.mean}, self.holders)
 
-    def cloud(self, server: TierModels, local: Local) -> TierModels:
+    def cloud(self, server: TierModels, local: LocalVariant) -> TierModels:
         """The models that devices start from."""
         if local.remember is None:
             return server

@@ -11,7 +11,7 @@ from typing import Any
 from fedhen.algorithm.merging import Pools, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.objectives import Objective, last_exit, sum_of_exits
 from fedhen.config.settings import Config
-from fedhen.errors import UserError, unknown
+from fedhen.errors import UserError, unknown_name
 
 Settings = Callable[[Config], Mapping[str, Any]]
 
@@ -56,7 +56,7 @@ SIDE_APART = Method("side-apart", sum_of_exits, keep_tiers_apart)
 """The ablation that the paper leaves out: the side objective, and tiers kept apart."""
 
 
-def on_a_width_nest(config: Config) -> Mapping[str, Any]:
+def heterofl_settings(config: Config) -> Mapping[str, Any]:
     """HeteroFL's model family and its three devices."""
     return {
         "model": {"nesting": "width", "scaler": True},
@@ -65,7 +65,7 @@ def on_a_width_nest(config: Config) -> Mapping[str, Any]:
     }
 
 
-HETEROFL = Method("heterofl", last_exit, share_common_weights, on_a_width_nest)
+HETEROFL = Method("heterofl", last_exit, share_common_weights, heterofl_settings)
 """HeteroFL (Diao et al. 2021): NoSide's rule on leading channels, with scaler, masked loss and label rows."""
 
 
@@ -75,12 +75,12 @@ FEDAVG = Method("fedavg", last_exit, keep_tiers_apart, tiers=lambda tiers: tiers
 METHODS = {m.name: m for m in (FEDHEN, NOSIDE, DECOUPLE, SIDE_APART, HETEROFL, FEDAVG)}
 
 
-def method_named(name: str) -> Method:
+def load_method(name: str) -> Method:
     """The method of that name, or the one that a Python file defines: `path/to/file.py:NAME`."""
     if ".py:" in name:
         return _from_file(name)
     if name not in METHODS:
-        raise unknown("method", name, METHODS)
+        raise unknown_name("method", name, METHODS)
     return METHODS[name]
 
 

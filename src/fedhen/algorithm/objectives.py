@@ -72,7 +72,7 @@ last_exit = SumOfExits(slice(-1, None))
 """Alg. 2, line 4: f(w) alone."""
 
 
-def configured(objective: Objective, exits: tuple[str, ...], config: ObjectiveConfig) -> Objective:
+def configure_objective(objective: Objective, exits: tuple[str, ...], config: ObjectiveConfig) -> Objective:
     """The objective for a tier with these exits, with the weights and the distillation that are configured."""
     if isinstance(objective, SumOfExits):
         if objective.chosen != slice(None) and config != ObjectiveConfig():

@@ -12,7 +12,7 @@ from fedhen import seeds
 from fedhen.algorithm.merging import Pools
 from fedhen.algorithm.objectives import Objective
 from fedhen.errors import UserError
-from fedhen.models.family import Family, reached, weights_of
+from fedhen.models.family import Family, find_reached_weights, weights_of
 from fedhen.params import Shapes, shapes_of
 
 
@@ -30,7 +30,7 @@ class Holding:
     """The exits of its model that its objective reads or its pool shares, shallowest first."""
 
 
-def holdings(
+def find_holdings(
     family: Family, objectives: Mapping[str, Objective], pools: Pools, batch: tuple[Tensor, Tensor]
 ) -> dict[str, Holding]:
     """What each tier holds: an exit is held if the objective uses it or the merge shares it with another tier.
@@ -39,7 +39,7 @@ def holdings(
     """
     found: dict[str, Holding] = {}
     tiers = list(objectives)
-    for pool in checked_pools(pools, tiers):
+    for pool in check_pools(pools, tiers):
         shared: set[str] = set()
         for tier in sorted(pool, key=tiers.index):
             others = _Pool(pool, shared)
@@ -48,7 +48,7 @@ def holdings(
     return {tier: found[tier] for tier in tiers}
 
 
-def checked_pools(pools: Pools, tiers: Sequence[str]) -> list[tuple[str, ...]]:
+def check_pools(pools: Pools, tiers: Sequence[str]) -> list[tuple[str, ...]]:
     """The pools, if every tier is in exactly one."""
     found = pools(tiers)
     if sorted(tier for pool in found for tier in pool) != sorted(tiers):
@@ -71,8 +71,8 @@ def _holding(family: Family, tier: str, objective: Objective, batch: tuple[Tenso
         logits = list(module(inputs))
         loss = objective(logits, labels)
         read = torch.autograd.grad(loss, logits, allow_unused=True, retain_graph=True)
-        (trained,) = reached(module, [loss])
-        by_exit = reached(module, logits)
+        (trained,) = find_reached_weights(module, [loss])
+        by_exit = find_reached_weights(module, logits)
     # What no exit reaches (a frozen layer, a buffer) belongs to the model, and to its updates, all the same.
     idle = set().union(*by_exit) - trained
     held = {n: shape for n, shape in shapes_of(weights_of(module)).items() if n in pool.weights or n not in idle}

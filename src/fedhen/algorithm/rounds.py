@@ -9,15 +9,15 @@ from functools import partial
 from itertools import chain
 from typing import Protocol
 
-from fedhen.algorithm.failures import Watch
-from fedhen.algorithm.local_variants import PLAIN, Local
+from fedhen.algorithm.failures import FailureWatch
+from fedhen.algorithm.local_variants import PLAIN, LocalVariant
 from fedhen.algorithm.merging import Memories, merge
 from fedhen.algorithm.methods import Method
 from fedhen.algorithm.sampling import NONE_REPORTED, Activate
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.config.settings import ServerConfig
 from fedhen.distributed.communicator import ALONE, Ranks
-from fedhen.params import TierModels, finite
+from fedhen.params import TierModels, is_finite
 
 
 class Devices(Protocol):
@@ -70,12 +70,12 @@ class Rules:
     method: Method
     activate: Activate
     server: ServerConfig
-    local: Local = PLAIN
+    local: LocalVariant = PLAIN
     ranks: Ranks = ALONE
     """Who plays along; the loop need not know how many."""
 
 
-def rounds(
+def play_rounds(
     server: TierModels,
     memories: Memories,
     devices: Devices,
@@ -86,7 +86,7 @@ def rounds(
     """Run these rounds one by one, from the given server models and the losses that devices reported last."""
     losses = dict(losses)
     ranks, pools = rules.ranks, rules.method.pools
-    watch = Watch(tells=not ranks.rank)
+    watch = FailureWatch(tells=not ranks.rank)
     for number in numbers:
         # Only now: the last round that was in vain is recorded too.
         watch.end_if_in_vain()
@@ -97,7 +97,7 @@ def rounds(
         updates = [reply for reply in replies if isinstance(reply, Update)]
         failures = [(reply.device, reply.error, reply.late) for reply in replies if isinstance(reply, Failure)]
         # The paper, "Hyperparameters": a device with NaN weights is ignored, only for that round.
-        good = {update.device: finite(update.weights) for update in updates}
+        good = {update.device: is_finite(update.weights) for update in updates}
         kept = [update for update in updates if good[update.device]]
         own = [(update.device, good[update.device], update.loss) for update in updates]
         said, faults = zip(*ranks.gather((own, failures)), strict=True)

@@ -16,7 +16,7 @@ NONE_REPORTED: Mapping[int, float] = {}
 """No device has trained yet."""
 
 
-def sampling(devices: DevicesConfig, seed: int) -> Activate:
+def make_sampler(devices: DevicesConfig, seed: int) -> Activate:
     """Whom to activate; all but `loss` depend on seed and round alone, so that all methods see the same devices."""
 
     def uniform(number: int, losses: Mapping[int, float]) -> list[int]:

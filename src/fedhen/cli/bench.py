@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fedhen.cli.options import add_machine, add_recipe, configured, with_its_tiers
+from fedhen.cli.options import add_machine, add_recipe, config_from_options, keep_method_tiers
 
 EXAMPLES = """\
 The plain loop trains one device after the other; the engine trains the active ones side by side. Both play the same
@@ -42,24 +42,24 @@ def add_commands(commands: Any) -> None:
 
 def bench_command(options: argparse.Namespace) -> int:
     """`fedhen bench`."""
-    from fedhen.benchmark import Ask, bench
+    from fedhen.benchmark import Ask, run_benchmark
     from fedhen.errors import UserError
 
     if options.rounds < 1:
         raise UserError(f"--rounds {options.rounds}: it must be at least 1")
-    config = with_its_tiers(configured(options, default="digits", method=options.method))
+    config = keep_method_tiers(config_from_options(options, default="digits", method=options.method))
     ask = Ask(config, options.rounds, options.accelerator, options.data_dir)
 
     def say(text: str) -> None:
         if not options.quiet:
             print(f"measuring {text} ...", file=sys.stderr, flush=True)
 
-    found = bench(ask, say)
-    print(json.dumps(found, indent=2) if options.json else shown(found))
+    found = run_benchmark(ask, say)
+    print(json.dumps(found, indent=2) if options.json else format_benchmark(found))
     return 0
 
 
-def shown(found: dict[str, Any]) -> str:
+def format_benchmark(found: dict[str, Any]) -> str:
     """The result as text."""
     loops = [name for name in ("plain", "plain tf32", "fast") if name in found]
     hardware, unit = found["hardware"], "TFLOP/s" if found["ceiling_tflops"] > 1 else "GFLOP/s"

@@ -11,14 +11,14 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from fedhen.cli.options import RUNS, add_recipe, configured
+from fedhen.cli.options import RUNS, add_recipe, config_from_options
 from fedhen.data import archive as archives
 from fedhen.data import download
 from fedhen.data.published import MISSING, PUBLISHED, verify
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 from fedhen.reports.partition import Partition, write_partition
-from fedhen.runs.folders import claim_fresh
+from fedhen.runs.folders import create_fresh_folder
 
 DATA_SETS = tuple(PUBLISHED)
 SECONDS_BETWEEN_LINES = 10.0
@@ -92,7 +92,7 @@ def fetch_command(options: argparse.Namespace) -> int:
         archives.take(files, options.source, root)
     else:
         with progress(files.archive, options.quiet) as show:
-            archive = download.download(files, root, show=show)
+            archive = download.download_file(files, root, show=show)
         archives.unpack(files, archive, root)
         archive.unlink()
     print(f"{files.name} lies in {where}: {len(files.sha1)} files, all verified")
@@ -126,14 +126,14 @@ def check_command(options: argparse.Namespace) -> int:
 
 def partition_command(options: argparse.Namespace) -> int:
     """`fedhen data partition`."""
-    config = configured(options)
+    config = config_from_options(options)
     from fedhen.data import sources
     from fedhen.data.partitions import deal
 
-    data = sources.load(config.data, data_root(options.data_dir), config.seed)
+    data = sources.load_data(config.data, data_root(options.data_dir), config.seed)
     shards = deal(data, config.split, config.devices.number, config.seed)
     counts = [data.y[shard].bincount(minlength=data.classes).tolist() for shard in shards]
-    out = options.out or claim_fresh(RUNS, f"partition-{config.recipe}")
+    out = options.out or create_fresh_folder(RUNS, f"partition-{config.recipe}")
     print(write_partition(Partition(config, counts), out))
     print(f"picture: {out / 'partition.png'}")
     return 0

@@ -18,20 +18,20 @@ from fedhen.cli.options import (
     add_recipe,
     add_rounds,
     add_settings,
-    changed,
-    configured,
-    with_its_tiers,
+    apply_options,
+    config_from_options,
+    keep_method_tiers,
 )
-from fedhen.cli.training import METHODS_HELP, result
+from fedhen.cli.training import METHODS_HELP, describe_result
 from fedhen.config.settings import Config
 from fedhen.config.toml import read_toml
-from fedhen.errors import Stopped, UserError
-from fedhen.runs.folders import claim, claim_fresh
+from fedhen.errors import RunStopped, UserError
+from fedhen.runs.folders import create_fresh_folder, create_run_folders
 from fedhen.runs.layout import CONFIG, SUMMARY
-from fedhen.tracking.console import display
+from fedhen.tracking.console import make_display
 
 if TYPE_CHECKING:
-    from fedhen.fleet.superlink import Link
+    from fedhen.fleet.superlink import SuperLinkClient
 
 EXAMPLES = """\
 examples:
@@ -98,7 +98,7 @@ def add_nodes(command: argparse.ArgumentParser, one: int) -> None:
     command.set_defaults(one=one)
 
 
-def nodes_of(options: argparse.Namespace, config: Config) -> dict[str, int]:
+def parse_nodes(options: argparse.Namespace, config: Config) -> dict[str, int]:
     """Tier -> how many nodes are asked for."""
     found = dict.fromkeys(config.tiers, options.one)
     given = {tier: getattr(options, tier) for tier in ("simple", "complex") if getattr(options, tier) is not None}
@@ -112,65 +112,65 @@ def nodes_of(options: argparse.Namespace, config: Config) -> dict[str, int]:
 
 def init_command(options: argparse.Namespace) -> int:
     """`fedhen fleet init`."""
-    needs_flower()
-    from fedhen.fleet.project import Folder
-    from fedhen.fleet.scaffold import found, instructions, warning
+    require_flower()
+    from fedhen.fleet.project import FleetProject
+    from fedhen.fleet.scaffold import create_project, exposure_warning, make_instructions
 
-    config = configured(options)
-    nodes = nodes_of(options, config)
+    config = config_from_options(options)
+    nodes = parse_nodes(options, config)
     # What is printed works from anywhere.
-    folder = Folder(options.folder.resolve(), options.address)
-    found(folder, config, nodes)
-    print(instructions(folder, nodes))
-    if said := warning(options.address):
+    folder = FleetProject(options.folder.resolve(), options.address)
+    create_project(folder, config, nodes)
+    print(make_instructions(folder, nodes))
+    if said := exposure_warning(options.address):
         tell(said)
     return 0
 
 
 def run_command(options: argparse.Namespace) -> int:
     """`fedhen fleet run`."""
-    needs_flower()
+    require_flower()
     from fedhen.fleet.processes import Processes
-    from fedhen.fleet.project import SETTINGS, opened
-    from fedhen.fleet.superlink import Link
+    from fedhen.fleet.project import SETTINGS, open_project
+    from fedhen.fleet.superlink import SuperLinkClient
 
     if options.resume is not None and options.out is not None:
         raise UserError("--resume goes on in the run's own folder: leave out --out")
-    folder = opened(options.folder.resolve())
-    config = changed(read_toml(folder.path / SETTINGS), options)
-    link = Link(folder, Processes(folder.path / "logs"))
+    folder = open_project(options.folder.resolve())
+    config = apply_options(read_toml(folder.path / SETTINGS), options)
+    link = SuperLinkClient(folder, Processes(folder.path / "logs"))
     if options.resume is not None:
-        config = as_before(config, options.resume, options.rounds)
+        config = restore_settings(config, options.resume, options.rounds)
     link.wait(0.0)
     run = options.resume or new_run(options.out, config)
     play(link, config, run, options)
-    print(result(run) if (run / SUMMARY).is_file() else f"the run has finished on the server, in {run}")
+    print(describe_result(run) if (run / SUMMARY).is_file() else f"the run has finished on the server, in {run}")
     return 0
 
 
-def play(link: Link, config: Config, run: Path, options: argparse.Namespace) -> None:
+def play(link: SuperLinkClient, config: Config, run: Path, options: argparse.Namespace) -> None:
     """Start a training and show its rounds; told to stop, stop it."""
-    from fedhen.fleet.follow import finished, follow, last
+    from fedhen.fleet.follow import follow, last_round, read_finished_rounds
     from fedhen.fleet.project import run_line
 
-    go_on, after = run_line(link.folder.path, run), last(run)
+    go_on, after = run_line(link.folder.path, run), last_round(run)
     with interruptible() as signals:
         # A run that nobody has the number of could not be stopped.
         signals.wait = True
         number = link.start(config, run, options.resume is not None)
         try:
             signals.heed()
-            with display({config.method: config.rounds}, options.quiet) as shown:
+            with make_display({config.method: config.rounds}, options.quiet) as shown:
                 for record, timing in follow(link, number, run, after, config.rounds, go_on):
                     shown.show(config.method, record, timing)
-        except Stopped as told:
-            said = stopped(link, number)
+        except RunStopped as told:
+            said = explain_stop(link, number)
             # Before its first round there is nothing to go on with, nor after its last.
-            is_left = (run / CONFIG).is_file() and finished(run) < config.rounds
-            raise Stopped(told.signal, f"{said}; go on with: {go_on}" if is_left else said) from None
+            is_left = (run / CONFIG).is_file() and read_finished_rounds(run) < config.rounds
+            raise RunStopped(told.signal, f"{said}; go on with: {go_on}" if is_left else said) from None
 
 
-def stopped(link: Link, number: str) -> str:
+def explain_stop(link: SuperLinkClient, number: str) -> str:
     """Stop a run on the SuperLink, and say what became of it."""
     try:
         link.stop(number)
@@ -179,7 +179,7 @@ def stopped(link: Link, number: str) -> str:
     return "stopped"
 
 
-def as_before(config: Config, run: Path, rounds: int | None) -> Config:
+def restore_settings(config: Config, run: Path, rounds: int | None) -> Config:
     """A run's own configuration, with more rounds and other deadlines if that is said."""
     if not (run / CONFIG).is_file():
         raise UserError(f"{run} is not a run folder: it has no {CONFIG}")
@@ -191,21 +191,21 @@ def as_before(config: Config, run: Path, rounds: int | None) -> Config:
 
 def up_command(options: argparse.Namespace) -> int:
     """`fedhen fleet up`."""
-    needs_flower()
-    from fedhen.fleet.local_fleet import Trial
-    from fedhen.fleet.project import of_nodes
+    require_flower()
+    from fedhen.fleet.local_fleet import LocalFleet
+    from fedhen.fleet.project import fit_to_nodes
 
     if options.method is not None and options.config is not None:
         raise UserError("--config brings its own method: leave out --method")
-    config = with_its_tiers(configured(options, default="digits", method=options.method))
-    nodes = nodes_of(options, config)
-    config = of_nodes(config, nodes, options.active)
+    config = keep_method_tiers(config_from_options(options, default="digits", method=options.method))
+    nodes = parse_nodes(options, config)
+    config = fit_to_nodes(config, nodes, options.active)
     run = new_run(options.out, config)
-    trial = Trial(run / "fleet", config, nodes, options.secure, tell=(lambda _: None) if options.quiet else tell)
-    with interruptible(), trial.running(), display({config.method: config.rounds}, options.quiet) as shown:
+    trial = LocalFleet(run / "fleet", config, nodes, options.secure, tell=(lambda _: None) if options.quiet else tell)
+    with interruptible(), trial.running(), make_display({config.method: config.rounds}, options.quiet) as shown:
         for record, timing in trial.play(run):
             shown.show(config.method, record, timing)
-    print(result(run))
+    print(describe_result(run))
     return 0
 
 
@@ -214,7 +214,7 @@ def new_run(out: Path | None, config: Config) -> Path:
     local = f"-{config.local.name}" if config.local.name != "plain" else ""
     name = f"{config.recipe}-{config.method}{local}-fleet"
     # The commands of a fleet have no --force that could be named.
-    return claim(out, [""], instead="")[0] if out is not None else claim_fresh(RUNS, name)
+    return create_run_folders(out, [""], instead="")[0] if out is not None else create_fresh_folder(RUNS, name)
 
 
 @dataclass
@@ -230,13 +230,13 @@ class Signals:
         if not self.first:
             self.first = number
             if not self.wait:
-                raise Stopped(number)
+                raise RunStopped(number)
 
     def heed(self) -> None:
         """From now on, and what was kept."""
         self.wait = False
         if self.first:
-            raise Stopped(self.first)
+            raise RunStopped(self.first)
 
 
 @contextmanager
@@ -256,7 +256,7 @@ def tell(said: str) -> None:
     print(f"fedhen: {said}", file=sys.stderr, flush=True)
 
 
-def needs_flower() -> None:
+def require_flower() -> None:
     """Refuse to go on without it."""
     if importlib.util.find_spec("flwr") is None:
         raise UserError("a fleet needs Flower, which is not installed: pip install 'fedhen[flower]'")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fedhen.cli import bench, data, fleet, paper, reading, resume, training
-from fedhen.distributed.communicator import RankLost, here, launched
-from fedhen.errors import Stopped, UserError, one_line
+from fedhen.distributed.communicator import RankLost, current_ranks, read_launcher
+from fedhen.errors import RunStopped, UserError, one_line
 from fedhen.version import VERSION
 
 EXAMPLES = """\
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line that says what is wrong and where to look."""
-        self.exit(2, "" if launched().rank else f"fedhen: {one_line(message)}; see `{self.prog} --help`\n")
+        self.exit(2, "" if read_launcher().rank else f"fedhen: {one_line(message)}; see `{self.prog} --help`\n")
 
 
 def parser() -> Parser:
@@ -67,10 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        here().say(one_line(str(error)))
+        current_ranks().say(one_line(str(error)))
         return 2
     except RankLost as error:
-        print(f"fedhen: rank {here().rank} stopped: {error}", file=sys.stderr)
+        print(f"fedhen: rank {current_ranks().rank} stopped: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader of our output went away, as `| head` does.
@@ -79,25 +79,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # What no command expects of the machine: output to a full disk, a path that no system takes.
         where = f"{error.filename}: " if error.filename else ""
-        here().say(one_line(f"{where}{error.strerror or error}"))
+        current_ranks().say(one_line(f"{where}{error.strerror or error}"))
         _flush_nowhere()
         return 2
     except Exception as error:
         if not (advice := _out_of_memory(error)):
             raise
-        here().say(advice)
+        current_ranks().say(advice)
         return 2
     except KeyboardInterrupt:
-        here().say("stopped")
+        current_ranks().say("stopped")
         return _left(130, at_once=True)
-    except Stopped as told:
-        here().say(str(told))
+    except RunStopped as told:
+        current_ranks().say(str(told))
         return _left(128 + told.signal, told.abandoned)
 
 
 def _left(code: int, at_once: bool) -> int:
     """The exit code; at once, without waiting for threads that train on, where a round was given up."""
-    if at_once and threading.active_count() > 1 and here().number == 1:
+    if at_once and threading.active_count() > 1 and current_ranks().number == 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -108,9 +108,9 @@ def _out_of_memory(error: Exception) -> str:
     """What to do if memory ran out, as it may before the first round; else nothing."""
     if "torch" not in sys.modules:
         return ""
-    from fedhen.hardware.memory import OUT_OF_MEMORY, ran_out
+    from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
 
-    return OUT_OF_MEMORY if ran_out(error) else ""
+    return OUT_OF_MEMORY if is_out_of_memory(error) else ""
 
 
 def _flush_nowhere() -> None:

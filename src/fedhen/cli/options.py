@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedhen.config import toml
-from fedhen.config.recipes import RECIPES, config_file, recipe_named
+from fedhen.config.recipes import RECIPES, load_recipe, read_recipe_file
 from fedhen.config.settings import ACCELERATORS, Config, LocalConfig
-from fedhen.config.validation import from_mapping, hints
-from fedhen.errors import UserError, unknown
+from fedhen.config.validation import from_mapping, type_hints
+from fedhen.errors import UserError, unknown_name
 
 RUNS = Path("runs")
-LOCALS = typing.get_args(hints(LocalConfig)["name"])
+LOCALS = typing.get_args(type_hints(LocalConfig)["name"])
 
 
 def add_recipe(command: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -84,7 +84,7 @@ def add_resume(command: argparse.ArgumentParser, where: str) -> None:
     )
 
 
-def configured(
+def config_from_options(
     options: argparse.Namespace,
     default: str | None = None,
     method: str | None = None,
@@ -100,33 +100,37 @@ def configured(
     recipe = options.recipe or default
     if options.config is None and recipe is None:
         raise UserError(f"which recipe? choose from {', '.join(RECIPES)}, or give --config FILE.toml")
-    base = config_file(options.config, for_own_method) if options.config is not None else recipe_named(str(recipe))
+    base = (
+        read_recipe_file(options.config, with_own_method_settings)
+        if options.config is not None
+        else load_recipe(str(recipe))
+    )
     config = prepare(base)
-    return changed(for_method(config, method) if method else config, options)
+    return apply_options(with_method_settings(config, method) if method else config, options)
 
 
-def for_own_method(config: Config) -> Config:
+def with_own_method_settings(config: Config) -> Config:
     """A recipe with the settings of the method that it names."""
-    return for_method(config, config.method_file or config.method)
+    return with_method_settings(config, config.method_file or config.method)
 
 
-def for_method(config: Config, name: str) -> Config:
+def with_method_settings(config: Config, name: str) -> Config:
     """The configuration with a method's own settings."""
-    from fedhen.algorithm.methods import method_named
+    from fedhen.algorithm.methods import load_method
 
-    method = method_named(name)
+    method = load_method(name)
     file = str(Path(name.rpartition(":")[0]).resolve()) + ":" + name.rpartition(":")[2] if ".py:" in name else ""
     return from_mapping({**method.settings(config), "method": method.name, "method_file": file}, config)
 
 
-def with_its_tiers(config: Config) -> Config:
+def keep_method_tiers(config: Config) -> Config:
     """The configuration with just the tiers that its method's devices have."""
-    from fedhen.algorithm.methods import method_named
+    from fedhen.algorithm.methods import load_method
 
-    return method_named(config.method_file or config.method).restricted(config)
+    return load_method(config.method_file or config.method).restricted(config)
 
 
-def changed(config: Config, options: argparse.Namespace) -> Config:
+def apply_options(config: Config, options: argparse.Namespace) -> Config:
     """The configuration with the options' changes."""
     if getattr(options, "data", None) is not None:
         # The path is part of the record, so that the run can be repeated from anywhere. It is another experiment.
@@ -136,7 +140,7 @@ def changed(config: Config, options: argparse.Namespace) -> Config:
     given = {key: getattr(options, key, None) for key in ("rounds", "seed")}
     given["local.name"] = getattr(options, "local", None)
     settings = [f"{key}={value}" for key, value in given.items() if value is not None]
-    return _of_one_tier(toml.with_settings(config, [*options.settings, *settings]), getattr(options, "tier", None))
+    return _of_one_tier(toml.apply_settings(config, [*options.settings, *settings]), getattr(options, "tier", None))
 
 
 def _of_one_tier(config: Config, tier: str | None) -> Config:
@@ -144,11 +148,11 @@ def _of_one_tier(config: Config, tier: str | None) -> Config:
         return config
     known = config.model.rates if config.model.nesting == "width" else config.model.exits
     if tier not in known:
-        raise unknown("tier", tier, known)
+        raise unknown_name("tier", tier, known)
     return replace(config, tiers={tier: 1.0}, targets={t: x for t, x in config.targets.items() if t == tier})
 
 
-def with_seeds(config: Config, options: argparse.Namespace) -> list[Config]:
+def spread_over_seeds(config: Config, options: argparse.Namespace) -> list[Config]:
     """One configuration for each seed that is asked for."""
     if options.seeds is None:
         return [config]

@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedhen.cli.options import RUNS, add_machine, add_resume, add_rounds, add_settings, changed
+from fedhen.cli.options import RUNS, add_machine, add_resume, add_rounds, add_settings, apply_options
 from fedhen.cli.training import Job, train_all
-from fedhen.config.recipes import centralised, recipe_named
-from fedhen.distributed.communicator import here
-from fedhen.errors import UserError, one_line, unknown
+from fedhen.config.recipes import load_recipe, make_centralised
+from fedhen.distributed.communicator import current_ranks
+from fedhen.errors import UserError, one_line, unknown_name
 from fedhen.reports.paper.report import CENTRALISED, PAPER_RUNS, finished, write_paper
-from fedhen.runs.folders import claim_fresh, reopen
-from fedhen.runs.layout import CONFIG, KINDS
+from fedhen.runs.folders import create_fresh_folder, reopen_run_folders
+from fedhen.runs.layout import CONFIG, MODEL_OWNERS
 from fedhen.runs.reader import Run, read_run
 
 DEPTH = 3
@@ -48,7 +48,7 @@ def add_commands(commands: Any) -> None:
     paper.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: DIR/paper)")
     paper.add_argument(
         "--of",
-        choices=KINDS,
+        choices=MODEL_OWNERS,
         help="whose models: all devices' average (default, where all runs keep it), or the server's",
     )
     paper.add_argument("--run", action="store_true", dest="train", help="run what is missing, into --runs")
@@ -65,35 +65,35 @@ def paper_command(options: argparse.Namespace) -> int:
     """`fedhen paper`."""
     wanted = _wanted(options.only)
     if options.train:
-        jobs = to_run(wanted, options)
+        jobs = plan_missing(wanted, options)
         if options.resume:
-            train_all(jobs, options, lambda: reopen(options.runs, [job.folder for job in jobs]))
+            train_all(jobs, options, lambda: reopen_run_folders(options.runs, [job.folder for job in jobs]))
         else:
-            train_all(jobs, options, lambda: (claim_fresh(options.runs, job.folder) for job in jobs))
+            train_all(jobs, options, lambda: (create_fresh_folder(options.runs, job.folder) for job in jobs))
     elif options.only or options.seed is not None or options.rounds or options.settings or options.resume:
         raise UserError("--only, --seed, --rounds, --set and --resume say what to run: they need --run")
     elif not options.runs.is_dir():
         raise UserError(f"{options.runs} does not exist: name the folder of your runs with --runs, or train with --run")
-    if here().rank:
+    if current_ranks().rank:
         return 0
     out = options.out or options.runs / "paper"
-    report = write_paper(found_runs(options.runs), out, kind=options.of)
+    report = write_paper(find_runs(options.runs), out, kind=options.of)
     print(report.text)
     print(f"page: {report.paths[0]}")
     return 0
 
 
-def to_run(wanted: Sequence[str], options: argparse.Namespace) -> list[Job]:
+def plan_missing(wanted: Sequence[str], options: argparse.Namespace) -> list[Job]:
     """What is missing by rank 0's folders: the other ranks may not see them."""
     from fedhen.distributed import process_group
-    from fedhen.hardware.accelerator import device_named
+    from fedhen.hardware.accelerator import choose_device
 
-    ranks = process_group.join(device_named(options.accelerator))
-    names = ranks.first(lambda: [job.name for job in missing_jobs(found_runs(options.runs), wanted, options)])
+    ranks = process_group.join(choose_device(options.accelerator))
+    names = ranks.first(lambda: [job.name for job in missing_jobs(find_runs(options.runs), wanted, options)])
     return [job for job in missing_jobs([], wanted, options) if job.name in names]
 
 
-def found_runs(folder: Path) -> list[Run]:
+def find_runs(folder: Path) -> list[Run]:
     """Every run below a folder that can be read; one that cannot is named and passed over."""
     runs = []
     for path in sorted(p for depth in range(DEPTH + 1) for p in folder.glob("*/" * depth + CONFIG)):
@@ -107,14 +107,14 @@ def found_runs(folder: Path) -> list[Run]:
 def missing_jobs(runs: Sequence[Run], wanted: Sequence[str], options: argparse.Namespace) -> Iterator[Job]:
     """What is asked for and not there."""
     for recipe, method in PAPER_RUNS:
-        config = replace(changed(recipe_named(recipe), options), method=method)
+        config = replace(apply_options(load_recipe(recipe), options), method=method)
         if recipe in wanted and not finished(runs, config):
             yield Job(f"{recipe} {method}", f"{recipe}-{method}-seed{config.seed}", config)
     alone = copy.copy(options)
     # One device holds everything: what is set for the fleet does not concern it.
     alone.settings = [text for text in options.settings if text.split(".")[0] not in FLEET]
     for data, tier, fraction in CENTRALISED:
-        config = changed(centralised(recipe_named(f"{data}-iid"), tier, fraction), alone)
+        config = apply_options(make_centralised(load_recipe(f"{data}-iid"), tier, fraction), alone)
         name = f"{config.recipe}-{tier}-{fraction:g}"
         if config.recipe in wanted and not finished(runs, config):
             yield Job(name, f"{name}-seed{config.seed}", config)
@@ -133,5 +133,5 @@ def _wanted(only: str | None) -> list[str]:
     names = [name.strip() for name in only.split(",")]
     for name in names:
         if name not in _experiments():
-            raise unknown("experiment", name, _experiments())
+            raise unknown_name("experiment", name, _experiments())
     return names

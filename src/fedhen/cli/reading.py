@@ -10,12 +10,12 @@ from typing import Any
 
 from fedhen.cli.options import RUNS
 from fedhen.config import toml
-from fedhen.config.recipes import RECIPES, recipe_named
+from fedhen.config.recipes import RECIPES, load_recipe
 from fedhen.config.settings import ACCELERATORS
 from fedhen.errors import UserError, one_line
 from fedhen.reports import write_report
-from fedhen.runs.folders import claim_fresh
-from fedhen.runs.layout import CONFIG, KINDS
+from fedhen.runs.folders import create_fresh_folder
+from fedhen.runs.layout import CONFIG, MODEL_OWNERS
 from fedhen.runs.reader import Run, read_run
 
 REPORT_EXAMPLES = """\
@@ -51,7 +51,7 @@ def add_commands(commands: Any) -> None:
     )
     report.add_argument(
         "--of",
-        choices=KINDS,
+        choices=MODEL_OWNERS,
         help="whose models: the average of all devices' last ones (default, where all runs keep it), or the server's",
     )
     report.add_argument("--rounds", type=int, metavar="N", help="look at the first N rounds of each run alone")
@@ -72,18 +72,18 @@ def report_command(options: argparse.Namespace) -> int:
     """`fedhen report`."""
     if options.rounds is not None and options.rounds < 1:
         raise UserError(f"--rounds {options.rounds}: it must be at least 1")
-    folders = list(run_folders(options.runs))
-    runs = readable(folders)
+    folders = list(find_run_folders(options.runs))
+    runs = read_runs(folders)
     if options.rounds is not None:
         runs = [run.first(options.rounds) for run in runs]
-    out = options.out or (options.runs[0] if len(options.runs) == 1 else claim_fresh(RUNS, "report"))
-    report = write_report(runs, out, targets=targets(options.target), kind=options.of)
+    out = options.out or (options.runs[0] if len(options.runs) == 1 else create_fresh_folder(RUNS, "report"))
+    report = write_report(runs, out, targets=parse_targets(options.target), kind=options.of)
     print(report.text)
     print(f"page: {out / 'report.html'}")
     return 0
 
 
-def readable(folders: Sequence[Path]) -> list[Run]:
+def read_runs(folders: Sequence[Path]) -> list[Run]:
     """The runs that can be read; one that cannot is named and passed over, unless it is the only one."""
     runs, errors = [], []
     for folder in folders:
@@ -98,7 +98,7 @@ def readable(folders: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def run_folders(paths: Iterable[Path]) -> Iterable[Path]:
+def find_run_folders(paths: Iterable[Path]) -> Iterable[Path]:
     """The run folders among these and directly inside them."""
     for path in paths:
         inside = sorted(child for child in path.iterdir() if (child / CONFIG).is_file()) if path.is_dir() else []
@@ -110,7 +110,7 @@ def run_folders(paths: Iterable[Path]) -> Iterable[Path]:
             raise UserError(f"{path} is not a run folder, and holds none: a run folder has a {CONFIG}")
 
 
-def targets(texts: Sequence[str]) -> dict[str, list[float]] | None:
+def parse_targets(texts: Sequence[str]) -> dict[str, list[float]] | None:
     """`tier=x,y` -> the target accuracies of each tier; auto is an empty list."""
     found: dict[str, list[float]] = {}
     for text in texts:
@@ -126,7 +126,7 @@ def targets(texts: Sequence[str]) -> dict[str, list[float]] | None:
 
 def evaluate_command(options: argparse.Namespace) -> int:
     """`fedhen evaluate`."""
-    folders = list(run_folders([options.run_folder]))
+    folders = list(find_run_folders([options.run_folder]))
     if folders != [options.run_folder]:
         raise UserError(f"{options.run_folder} holds several runs: choose from {', '.join(map(str, folders))}")
     run = read_run(options.run_folder)
@@ -151,7 +151,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
 def recipes_command(options: argparse.Namespace) -> int:
     """`fedhen recipes`."""
     if options.name is not None:
-        print(toml.to_toml(recipe_named(options.name), comments=True), end="")
+        print(toml.to_toml(load_recipe(options.name), comments=True), end="")
         return 0
     for name, recipe in RECIPES.items():
         print(f"{name:18}{(recipe.__doc__ or '').splitlines()[0]}")

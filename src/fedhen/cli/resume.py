@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.cli.options import add_machine
-from fedhen.cli.training import Job, result, train_all
+from fedhen.cli.training import Job, describe_result, train_all
 from fedhen.config import toml
 from fedhen.config.settings import Config
-from fedhen.distributed.communicator import here
+from fedhen.distributed.communicator import current_ranks
 from fedhen.errors import UserError
-from fedhen.runs.folders import refuse_fleets
+from fedhen.runs.folders import refuse_fleet_run
 from fedhen.runs.layout import CONFIG
 
 EXAMPLES = """\
@@ -46,26 +46,26 @@ def add_commands(commands: Any) -> None:
 def resume_command(options: argparse.Namespace) -> int:
     """`fedhen resume`."""
     from fedhen.distributed import process_group
-    from fedhen.hardware.accelerator import device_named
+    from fedhen.hardware.accelerator import choose_device
 
     folder: Path = options.folder
-    ranks = process_group.join(device_named(options.accelerator))
+    ranks = process_group.join(choose_device(options.accelerator))
     # By rank 0's folder: the other ranks may not see it.
-    config = toml.parsed(ranks.first(lambda: toml.to_toml(planned(folder, options.rounds))))
+    config = toml.parse_toml(ranks.first(lambda: toml.to_toml(read_planned_config(folder, options.rounds))))
     options.resume = True
     played = train_all([Job(config.method, "", config)], options, lambda: [folder])
-    if not here().rank:
+    if not current_ranks().rank:
         if not played:
             print(f"{folder} is finished: --rounds N adds more")
-        print(result(folder))
+        print(describe_result(folder))
     return 0
 
 
-def planned(folder: Path, rounds: int | None) -> Config:
+def read_planned_config(folder: Path, rounds: int | None) -> Config:
     """The configuration of a run, with so many rounds if that is said."""
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
-    refuse_fleets(folder)
+    refuse_fleet_run(folder)
     config = toml.read_toml(folder / CONFIG)
     if rounds is None:
         return config

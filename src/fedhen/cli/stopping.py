@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fedhen.distributed.communicator import here
-from fedhen.errors import AtOnce, Stopped
+from fedhen.distributed.communicator import current_ranks
+from fedhen.errors import RunStopped, StopNow
 
 if TYPE_CHECKING:
     from fedhen.interrupts import Stop
@@ -21,7 +21,7 @@ AGAIN = 0.1
 
 
 @contextmanager
-def stoppable() -> Iterator[Stop]:
+def handle_interrupts() -> Iterator[Stop]:
     """Inside, signals become the wish to stop."""
     from fedhen.interrupts import Stop
 
@@ -29,7 +29,7 @@ def stoppable() -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    with _together(stop) if here().number > 1 else _alone(stop):
+    with _together(stop) if current_ranks().number > 1 else _alone(stop):
         yield stop
 
 
@@ -56,7 +56,7 @@ def _alone(stop: Stop) -> Iterator[None]:
 @contextmanager
 def _together(stop: Stop) -> Iterator[None]:
     """Ranks save a round that all have finished; one that takes longer is lost, since none can leave it alone."""
-    from fedhen.distributed.process_group import end_when_told, has_lost
+    from fedhen.distributed.process_group import exit_on_signal, has_lost
 
     note = _told(stop, lambda: None)
 
@@ -66,7 +66,7 @@ def _together(stop: Stop) -> Iterator[None]:
             note(number, frame)
 
     with _handled({signal.SIGINT: told, signal.SIGTERM: told}):
-        undo = end_when_told(here().rank, PATIENCE, lambda: stop.playing and not stop.in_round)
+        undo = exit_on_signal(current_ranks().rank, PATIENCE, lambda: stop.playing and not stop.in_round)
         try:
             yield
         finally:
@@ -78,9 +78,9 @@ def _told(stop: Stop, wait: Callable[[], None]) -> Callable[[int, Any], None]:
 
     def told(number: int, frame: Any) -> None:
         if stop.signal and number == signal.SIGINT:
-            raise AtOnce
+            raise StopNow
         if not stop.playing:
-            raise Stopped(number)
+            raise RunStopped(number)
         if not stop.signal:
             stop.signal = number
             wait()

@@ -16,20 +16,20 @@ from fedhen.cli.options import (
     add_recipe,
     add_rounds,
     add_seeds,
-    configured,
-    with_its_tiers,
-    with_seeds,
+    config_from_options,
+    keep_method_tiers,
+    spread_over_seeds,
 )
-from fedhen.cli.stopping import stoppable
-from fedhen.config.recipes import centralised
+from fedhen.cli.stopping import handle_interrupts
+from fedhen.config.recipes import make_centralised
 from fedhen.config.settings import Config
-from fedhen.distributed.communicator import here
-from fedhen.errors import Stopped, UserError
+from fedhen.distributed.communicator import current_ranks
+from fedhen.errors import RunStopped, UserError
 from fedhen.reports import write_report
-from fedhen.runs.folders import claim, claim_fresh, reopen
-from fedhen.runs.layout import reported
+from fedhen.runs.folders import create_fresh_folder, create_run_folders, reopen_run_folders
+from fedhen.runs.layout import reported_owner
 from fedhen.runs.reader import read_run
-from fedhen.tracking.console import display
+from fedhen.tracking.console import make_display
 
 PAPERS_METHODS = ("fedhen", "noside", "decouple")
 
@@ -125,9 +125,9 @@ def run_command(options: argparse.Namespace) -> int:
     """`fedhen run`."""
     if options.method is not None and options.config is not None:
         raise UserError("--config brings its own method: leave out --method")
-    config = with_its_tiers(configured(options, method=options.method))
+    config = keep_method_tiers(config_from_options(options, method=options.method))
     local = f"-{config.local.name}" if config.local.name != "plain" else ""
-    return _train(with_seeds(config, options), f"{config.recipe}-{config.method}{local}", options)
+    return _train(spread_over_seeds(config, options), f"{config.recipe}-{config.method}{local}", options)
 
 
 def centralised_command(options: argparse.Namespace) -> int:
@@ -135,9 +135,9 @@ def centralised_command(options: argparse.Namespace) -> int:
     if not 0 < options.fraction <= 1:
         raise UserError(f"--fraction {options.fraction:g}: it must be above 0 and at most 1")
     tier, options.tier = options.tier, None
-    config = configured(options, prepare=lambda recipe: centralised(recipe, tier, options.fraction))
+    config = config_from_options(options, prepare=lambda recipe: make_centralised(recipe, tier, options.fraction))
     name = f"{config.recipe}-{tier}-{config.data.fraction:g}"
-    return _train(with_seeds(config, options), name, options)
+    return _train(spread_over_seeds(config, options), name, options)
 
 
 def _train(configs: Sequence[Config], name: str, options: argparse.Namespace) -> int:
@@ -149,8 +149,8 @@ def _train(configs: Sequence[Config], name: str, options: argparse.Namespace) ->
     ]
     name = name if several else f"{name}-seed{configs[0].seed}"
     folders = train_below(jobs, options, name)
-    if not here().rank:
-        print("\n".join(result(folder) for folder in folders))
+    if not current_ranks().rank:
+        print("\n".join(describe_result(folder) for folder in folders))
     return 0
 
 
@@ -159,17 +159,17 @@ def compare_command(options: argparse.Namespace) -> int:
     methods = [name.strip() for name in options.methods.split(",") if name.strip()]
     if not methods or len(set(methods)) < len(methods):
         raise UserError(f"--methods {options.methods!r}: name each method once, like {','.join(PAPERS_METHODS)}")
-    by_method = [with_its_tiers(configured(options, default="digits", method=name)) for name in methods]
+    by_method = [keep_method_tiers(config_from_options(options, default="digits", method=name)) for name in methods]
     if len({config.method for config in by_method}) < len(by_method):
         raise UserError("two of the methods have the same name: give one of them another")
-    configs = [config for each in by_method for config in with_seeds(each, options)]
+    configs = [config for each in by_method for config in spread_over_seeds(each, options)]
     several = options.seeds is not None
     jobs = []
     for config in sorted(configs, key=lambda config: config.seed):
         label = f"{config.method} seed {config.seed}" if several else config.method
         jobs.append(Job(label, label.replace(" seed ", "-seed"), config))
     folders = train_below(jobs, options, f"{configs[0].recipe}-compare")
-    if here().rank:
+    if current_ranks().rank:
         return 0
     # By name, as `fedhen report` finds them: the same columns, which are also the paper's.
     parent = folders[0].parent
@@ -183,29 +183,29 @@ def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callabl
     """Train every job into its folder, which are asked for when all jobs are known to be right; rounds played."""
     from fedhen.distributed import process_group
     from fedhen.experiment.build import Assembler
-    from fedhen.experiment.resume import How
-    from fedhen.experiment.runner import play_into
-    from fedhen.hardware.accelerator import device_named
+    from fedhen.experiment.resume import ResumePolicy
+    from fedhen.experiment.runner import play_run
+    from fedhen.hardware.accelerator import choose_device
 
-    ranks = process_group.join(device_named(options.accelerator))
+    ranks = process_group.join(choose_device(options.accelerator))
     assemble = Assembler(options.accelerator, options.data_dir, ranks)
     for job in jobs:
         assemble(job.config)
     # Rank 0 alone makes folders: nothing happens before the first is asked for.
     places = (folder for make in [folders] for folder in make())
-    how, played = How(resume=options.resume, restart=getattr(options, "restart", False)), 0
+    how, played = ResumePolicy(resume=options.resume, restart=getattr(options, "restart", False)), 0
     quiet = options.quiet or ranks.rank > 0
-    with display({job.name: job.config.rounds for job in jobs}, quiet) as shown, stoppable() as stop:
+    with make_display({job.name: job.config.rounds for job in jobs}, quiet) as shown, handle_interrupts() as stop:
         for job in jobs:
             folder = Path(ranks.first(lambda: str(next(places))))
             # Each experiment is made when its turn comes: it holds every device's last model.
             try:
-                for step in play_into(folder, assemble(job.config), how, stop):
+                for step in play_run(folder, assemble(job.config), how, stop):
                     shown.show(job.name, step.record, step.timing)
                     played += 1
-            except Stopped as told:
+            except RunStopped as told:
                 rest = f"; the rest too: the same command with --resume, into {folder.parent}" if len(jobs) > 1 else ""
-                raise Stopped(told.signal, f"{told}{rest}", told.abandoned) from None
+                raise RunStopped(told.signal, f"{told}{rest}", told.abandoned) from None
     return played
 
 
@@ -216,9 +216,9 @@ def train_below(jobs: Sequence[Job], options: argparse.Namespace, name: str) -> 
     def folders() -> list[Path]:
         names = [job.folder for job in jobs]
         if options.resume:
-            claimed.extend(reopen(options.out or RUNS / name, names))
+            claimed.extend(reopen_run_folders(options.out or RUNS / name, names))
         else:
-            claimed.extend(claim(options.out or claim_fresh(RUNS, name), names, options.force))
+            claimed.extend(create_run_folders(options.out or create_fresh_folder(RUNS, name), names, options.force))
         return claimed
 
     if options.resume and options.force:
@@ -227,11 +227,11 @@ def train_below(jobs: Sequence[Job], options: argparse.Namespace, name: str) -> 
     return claimed
 
 
-def result(folder: Path) -> str:
+def describe_result(folder: Path) -> str:
     """How a run ended."""
     summary = read_run(folder).summary or {}
     final = summary.get("final", {})
-    kind = reported(final) if final else ""
+    kind = reported_owner(final) if final else ""
     whose = ", server's model" if kind == "server" else ""
     lines = [f"{tier:10} {100 * x:.1f} % of the test set{whose}" for tier, x in final.get(kind, {}).items()]
     dropped = [f"{summary['dropped']} devices were dropped for weights that are not finite"] * bool(summary["dropped"])

@@ -17,7 +17,7 @@ from fedhen.config.settings import (
     SplitConfig,
     TrainingConfig,
 )
-from fedhen.errors import unknown
+from fedhen.errors import unknown_name
 
 
 def digits() -> Config:
@@ -94,7 +94,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
 }
 
 
-def centralised(config: Config, tier: str, fraction: float = 1.0) -> Config:
+def make_centralised(config: Config, tier: str, fraction: float = 1.0) -> Config:
     """The upper reference for a recipe: one device of that tier holds all the data, or a share of it.
 
     A round is an epoch. The schedule is a standard one: SGD with momentum 0.9, batches of 128, weight decay 0.0005
@@ -102,7 +102,7 @@ def centralised(config: Config, tier: str, fraction: float = 1.0) -> Config:
     and falls to 0 along a cosine; clip and augmentation as in the recipe.
     """
     if tier not in config.tiers:
-        raise unknown("tier", tier, config.tiers)
+        raise unknown_name("tier", tier, config.tiers)
     training = replace(
         config.training,
         epochs=1,
@@ -130,15 +130,15 @@ def centralised(config: Config, tier: str, fraction: float = 1.0) -> Config:
     )
 
 
-def config_file(path: Path, prepare: Callable[[Config], Config] = lambda base: base) -> Config:
+def read_recipe_file(path: Path, prepare: Callable[[Config], Config] = lambda base: base) -> Config:
     """The configuration in a file; what it leaves out is as in the recipe that it names, prepared, if it is ours."""
     named = toml.read_toml(path)
     base = RECIPES[named.recipe]() if named.recipe in RECIPES else Config()
     return toml.read_toml(path, prepare(replace(base, method=named.method, method_file=named.method_file)))
 
 
-def recipe_named(name: str) -> Config:
+def load_recipe(name: str) -> Config:
     """The configuration of that name."""
     if name not in RECIPES:
-        raise unknown("recipe", name, RECIPES)
+        raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]()

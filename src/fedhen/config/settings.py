@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedhen.errors import UserError, unknown
+from fedhen.errors import UserError, unknown_name
 
 ACCELERATORS = ("auto", "cpu", "cuda")
 OWN = "python"
@@ -266,7 +266,7 @@ class Config:
             raise UserError(f"the shares in tiers add up to {sum(self.tiers.values()):g}: they must add up to 1")
         for tier in self.targets:
             if tier not in self.tiers:
-                raise unknown("tier in targets", tier, self.tiers)
+                raise unknown_name("tier in targets", tier, self.tiers)
             if not all(0 < target <= 100 for target in self.targets[tier]):
                 raise UserError(f"targets.{tier} must be percents, above 0 and at most 100")
         if 0 in self.tier_sizes().values():

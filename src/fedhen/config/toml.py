@@ -41,23 +41,23 @@ def to_toml(config: Config, comments: bool = False) -> str:
 def read_toml(path: Path, base: Config | None = None) -> Config:
     """The configuration in a file, over a base."""
     try:
-        values = untrusted.table(path)
+        values = untrusted.read_toml(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not TOML: {untrusted.reason(error)}") from None
+        raise UserError(f"{path} is not TOML: {untrusted.describe_error(error)}") from None
     try:
         return from_mapping(values, base)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def parsed(text: str) -> Config:
+def parse_toml(text: str) -> Config:
     """The configuration that `to_toml` has written."""
     return from_mapping(tomllib.loads(text))
 
 
-def with_settings(config: Config, assignments: Iterable[str]) -> Config:
+def apply_settings(config: Config, assignments: Iterable[str]) -> Config:
     """The configuration with `section.key=value` applied; values are TOML, and a bare word is a string."""
     changes: dict[str, Any] = {}
     for assignment in assignments:
@@ -95,20 +95,20 @@ def _parsed(text: str) -> Any:
 
 
 def _line(key: str, value: Any, doc: str) -> str:
-    return f"{key} = {text_of(value)}" + (f"  # {doc}" if doc else "")
+    return f"{key} = {format_value(value)}" + (f"  # {doc}" if doc else "")
 
 
 def _key(name: str) -> str:
     return name if name.isascii() and name.replace("-", "").replace("_", "").isalnum() else json.dumps(name)
 
 
-def text_of(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(text_of, value))}]"
+        return f"[{', '.join(map(format_value, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_key(k)} = {text_of(v)}' for k, v in value.items())}}}"
+        return f"{{{', '.join(f'{_key(k)} = {format_value(v)}' for k, v in value.items())}}}"
     # JSON's strings are TOML's, but for DEL, which TOML wants escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

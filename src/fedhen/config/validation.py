@@ -11,30 +11,32 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from fedhen.config.settings import Config
-from fedhen.errors import UserError, unknown
+from fedhen.errors import UserError, unknown_name
 
 LARGEST = 2**63 - 1
 """The largest whole number that arrays can hold."""
 
 
-def settings(section: type | None = None, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+def list_settings(section: type | None = None, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
     """Every setting with its full key, in order."""
     for item in dataclasses.fields(section or Config):
-        if dataclasses.is_dataclass(kind := hints(section or Config)[item.name]):
-            yield from settings(typing.cast(type, kind), f"{prefix}{item.name}.")
+        if dataclasses.is_dataclass(kind := type_hints(section or Config)[item.name]):
+            yield from list_settings(typing.cast(type, kind), f"{prefix}{item.name}.")
         else:
             yield prefix + item.name, item
 
 
-def by_key(tree: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_config(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting of a configuration by its full key, a table of free names as one value.
 
     What the configuration does not say is at its default: a setting that came after it was written changes nothing.
     What no setting explains is kept under its own key.
     """
     usual = json.loads(json.dumps(dataclasses.asdict(Config())))
-    found = {key: _at(tree, key, _at(usual, key)) for key, _ in settings()}
-    return found | {key: value for key, value in flat(tree).items() if not any(_within(key, known) for known in found)}
+    found = {key: _at(tree, key, _at(usual, key)) for key, _ in list_settings()}
+    return found | {
+        key: value for key, value in flatten(tree).items() if not any(_within(key, known) for known in found)
+    }
 
 
 def _at(tree: Any, key: str, otherwise: Any = None) -> Any:
@@ -49,15 +51,15 @@ def _within(key: str, other: str) -> bool:
     return key == other or key.startswith(f"{other}.")
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as one, with dotted keys; empty ones leave nothing."""
     leaves: dict[str, Any] = {}
     for name, value in tree.items():
-        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        leaves |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
     return leaves
 
 
-def hints(section: type) -> dict[str, Any]:
+def type_hints(section: type) -> dict[str, Any]:
     """The types of a section's settings."""
     return typing.get_type_hints(section)
 
@@ -70,7 +72,7 @@ def from_mapping(values: Mapping[str, Any], base: Config | None = None) -> Confi
 def _section(section: type, values: Any, base: Any, prefix: str) -> Any:
     if not isinstance(values, Mapping):
         raise UserError(f"{prefix.rstrip('.')} must be a table, found {_toml_type(values)}")
-    kinds, changes = hints(section), {}
+    kinds, changes = type_hints(section), {}
     for name, value in values.items():
         if name not in kinds:
             raise _unknown_setting(prefix + str(name), [prefix + n for n in kinds])
@@ -84,10 +86,10 @@ def _section(section: type, values: Any, base: Any, prefix: str) -> Any:
 
 def _unknown_setting(key: str, here: list[str]) -> UserError:
     """With the setting of that name in another section, if there is one."""
-    elsewhere = [full for full, _ in settings() if full.rpartition(".")[2] == key.rpartition(".")[2]]
+    elsewhere = [full for full, _ in list_settings() if full.rpartition(".")[2] == key.rpartition(".")[2]]
     if elsewhere:
         return UserError(f"unknown setting {key!r}: did you mean {elsewhere[0]!r}?")
-    return unknown("setting", key, here)
+    return unknown_name("setting", key, here)
 
 
 def _check_bound(section: type, name: str, value: Any, key: str) -> None:
@@ -105,7 +107,7 @@ def _value(kind: Any, value: Any, key: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         if value not in args:
-            raise unknown(f"value of {key}", value, args)
+            raise unknown_name(f"value of {key}", value, args)
         return value
     if origin in (typing.Union, types.UnionType):
         return _either(args, value, key)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from fedhen.data.published import Files
-from fedhen.data.storage import CHUNK, digest, make, opened, reading, write, writing
+from fedhen.data.storage import CHUNK, digest, make_folder, open_file, reading, write, writing
 from fedhen.errors import UserError
 
 SLACK = 1 << 20
@@ -87,7 +87,7 @@ def take(files: Files, source: Path, root: Path) -> Path:
 @contextmanager
 def _stage(files: Files, root: Path, source: Path) -> Iterator[Path]:
     """A passing folder whose files, once they are all there, are renamed to where they belong."""
-    make(root)
+    make_folder(root)
     with writing(root), TemporaryDirectory(dir=root, prefix=".fedhen-") as passing:
         yield Path(passing)
         if missing := [name for name in files.sha1 if not (Path(passing) / name).exists()]:
@@ -101,7 +101,7 @@ def _copy(files: Files, source: IO[bytes], target: Path, label: str) -> None:
     """Copy a data file if it is the published one, and never more bytes than that has."""
     checksum, size = hashlib.sha1(usedforsecurity=False), files.sizes[target.name]
     left = size
-    with opened(target) as file:
+    with open_file(target) as file:
         while left and (chunk := source.read(min(left, CHUNK))):
             checksum.update(chunk)
             left -= len(chunk)

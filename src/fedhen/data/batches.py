@@ -34,7 +34,7 @@ class Visits:
             yield slice(int(begin), int(end))
 
 
-def visits(shard: Index, epochs: int, batch_size: int, drop_last: bool, address: tuple[int, int, int]) -> Visits:
+def plan_visits(shard: Index, epochs: int, batch_size: int, drop_last: bool, address: tuple[int, int, int]) -> Visits:
     """Every epoch in a new order. `address` is (seed, round, device): the draws depend on nothing else."""
     seed, round_number, device = address
     order = seeds.stream(seed, "order", round_number, device)
@@ -51,7 +51,7 @@ def visits(shard: Index, epochs: int, batch_size: int, drop_last: bool, address:
     )
 
 
-def batch(data: Data, plan: Visits, part: slice, augmentation: str) -> tuple[Tensor, Tensor]:
+def make_batch(data: Data, plan: Visits, part: slice, augmentation: str) -> tuple[Tensor, Tensor]:
     """The inputs and labels of one batch, made where the data lies."""
     index = torch.from_numpy(plan.examples[part]).to(data.x.device)
     x, y = data.inputs(data.x[index]), data.y[index]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhen.data.dataset import Data, Normalisation
-from fedhen.data.published import Files, problem
+from fedhen.data.published import Files, find_problem
 from fedhen.errors import UserError
 
 IMAGE = (3, 32, 32)
@@ -33,7 +33,7 @@ def _examples(files: Files, root: Path, names: Mapping[str, str]) -> tuple[Tenso
 
 def _records(files: Files, path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     """One row an image: its label bytes, then its pixels."""
-    if wrong := problem(files, path):
+    if wrong := find_problem(files, path):
         get = f"`fedhen data fetch {files.name} --to {quote(str(path.parent.parent))}`"
         raise UserError(
             f"{path} {wrong}: get it with {get}, or name the folder that holds {files.folder} with --data-dir"

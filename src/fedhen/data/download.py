@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from fedhen.data.archive import SLACK
 from fedhen.data.published import Files
-from fedhen.data.storage import CHUNK, check_room, digest, make, opened, reading, write, writing
+from fedhen.data.storage import CHUNK, check_room, digest, make_folder, open_file, reading, write, writing
 from fedhen.errors import UserError
 
 Show = Callable[[int, int | None], None]
@@ -32,13 +32,13 @@ def silent(done: int, total: int | None) -> None:
     """Shows nothing."""
 
 
-def download(files: Files, root: Path, *, url: str | None = None, show: Show = silent) -> Path:
+def download_file(files: Files, root: Path, *, url: str | None = None, show: Show = silent) -> Path:
     """The official archive in `root`, its MD5 checked; goes on where an earlier download broke off."""
     archive = root / files.archive
     with reading(archive):
         if archive.is_file() and digest(archive, "md5") == files.md5:
             return archive
-    make(root)
+    make_folder(root)
     loading = _Download(files, url or files.url, root / f"{files.archive}.part", show)
     reached, waits = loading.size, list(WAITS)
     while trouble := loading.go_on():
@@ -98,7 +98,7 @@ class _Download:
             return "the server sent another piece than the one asked for"
         size = sum(self.files.sizes.values())
         check_room(self.part.parent, size + (total or size) - done)
-        with opened(self.part, done) as file:
+        with open_file(self.part, done) as file:
             self.show(done, total)
             while done != total and (chunk := response.read1(CHUNK)):
                 write(file, chunk, self.part.parent)

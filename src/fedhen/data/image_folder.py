@@ -33,7 +33,7 @@ AT_ONCE = 1000
 """Images whose pixels are counted at a time: their copies are eight times as large."""
 
 
-def read(path: Path) -> Data:
+def read_own_data(path: Path) -> Data:
     """The data set at that path: a folder with train/CLASS/*.png and test/CLASS/*.png (or jpg), or an .npz file."""
     try:
         if path.is_dir():

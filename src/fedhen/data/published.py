@@ -81,10 +81,10 @@ PUBLISHED = {files.name: files for files in (CIFAR10, CIFAR100)}
 
 def verify(files: Files, root: Path) -> list[tuple[str, str | None]]:
     """Every data file with what is wrong with it, if anything."""
-    return [(name, problem(files, root / files.folder / name)) for name in files.sha1]
+    return [(name, find_problem(files, root / files.folder / name)) for name in files.sha1]
 
 
-def problem(files: Files, path: Path) -> str | None:
+def find_problem(files: Files, path: Path) -> str | None:
     """What is wrong with a data file, if anything."""
     try:
         if (size := path.stat().st_size) != files.sizes[path.name]:

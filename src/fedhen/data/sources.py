@@ -16,7 +16,7 @@ from fedhen.config.settings import OWN, DataConfig
 from fedhen.data import cifar, image_folder
 from fedhen.data.dataset import Data, Normalisation
 from fedhen.data.published import PUBLISHED
-from fedhen.errors import UserError, unknown
+from fedhen.errors import UserError, unknown_name
 
 DIGITS, TEST_DIGITS = "digits", 360
 
@@ -32,7 +32,7 @@ def digits() -> Data:
     return Data(x[train], y[train], x[test], y[test], 10, normalisation=Normalisation((0.0,), (16.0,)))
 
 
-def load(config: DataConfig, root: Path, seed: int = 0) -> Data:
+def load_data(config: DataConfig, root: Path, seed: int = 0) -> Data:
     """The data set that a configuration names, from the folder for downloaded data if it is one of those."""
     name = config.name
     if name == OWN:
@@ -42,10 +42,10 @@ def load(config: DataConfig, root: Path, seed: int = 0) -> Data:
     elif name in PUBLISHED:
         data = cifar.read(PUBLISHED[name], root)
     elif "/" in name or os.sep in name or name.endswith(".npz"):
-        data = image_folder.read(Path(name))
+        data = image_folder.read_own_data(Path(name))
     else:
         raise UserError(
-            f"{unknown('data set', name, (DIGITS, *PUBLISHED))}, or give the path of a folder or an .npz file"
+            f"{unknown_name('data set', name, (DIGITS, *PUBLISHED))}, or give the path of a folder or an .npz file"
         )
     return _part(data, config, seed)
 

@@ -30,7 +30,7 @@ def data_root(override: Path | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedhen"
 
 
-def make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make a folder."""
     with writing(folder):
         if folder.exists() and not folder.is_dir():
@@ -56,7 +56,7 @@ def writing(folder: Path) -> Iterator[None]:
         raise UserError(f"cannot write to {folder}: {error.strerror}; make room, or {ELSEWHERE}") from None
 
 
-def opened(path: Path, keep: int = 0) -> IO[bytes]:
+def open_file(path: Path, keep: int = 0) -> IO[bytes]:
     """A file to write to, after so many of the bytes that it has."""
     with writing(path.parent):
         file = path.open("r+b" if keep else "wb")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedhen.algorithm.local_variants import Local, Visit
+from fedhen.algorithm.local_variants import LocalVariant, Visit
 from fedhen.algorithm.objectives import Objective
 from fedhen.algorithm.ownership import Holding
 from fedhen.algorithm.rounds import Sent
@@ -17,7 +17,7 @@ from fedhen.params import Weights, numel
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Population:
     """The simulated devices: what each has, holds and minimises."""
 
     config: Config
@@ -27,7 +27,7 @@ class Fleet:
     holdings: Mapping[str, Holding]
     objectives: Mapping[str, Objective]
     """What the devices of each tier minimise."""
-    local: Local
+    local: LocalVariant
     omega: Sequence[float]
     """Each device's share of its pool's data, 1 where all have the same."""
     precision: Precision
@@ -46,12 +46,12 @@ class Fleet:
         return Visit(trained, memory, sent.mean.get(tier, {}), self.omega[device])
 
 
-def tiers_of(config: Config) -> list[str]:
+def assign_tiers(config: Config) -> list[str]:
     """The tier of every device."""
     return [tier for tier, number in config.tier_sizes().items() for _ in range(number)]
 
 
-def shares(sizes: Sequence[int], tier_of: Sequence[str], pools: Sequence[tuple[str, ...]]) -> list[float]:
+def compute_omega(sizes: Sequence[int], tier_of: Sequence[str], pools: Sequence[tuple[str, ...]]) -> list[float]:
     """ω_i = n_i·N/n of every device, N and n over the devices of its pool."""
     omega = [1.0] * len(sizes)
     for pool in pools:

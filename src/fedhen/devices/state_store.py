@@ -49,7 +49,7 @@ class Entry(NamedTuple):
     layout: Weights
 
 
-class Shelf(MutableMapping[int, Weights]):
+class StateStore(MutableMapping[int, Weights]):
     """Weights by device, packed; nothing is kept for a device before its weights are put here."""
 
     def __init__(self, place: Place | None = None) -> None:
@@ -211,21 +211,21 @@ class OnDisk:
         self.free.setdefault(size, []).append(begin)
 
 
-def shelves(runtime: RuntimeConfig, accelerator: torch.device, needed: int) -> Callable[[], Shelf]:
+def make_stores(runtime: RuntimeConfig, accelerator: torch.device, needed: int) -> Callable[[], StateStore]:
     """New shelves as configured; `needed` is how many bytes all devices together would put on all of them."""
     if runtime.rows_dir and not Path(runtime.rows_dir).is_dir():
         raise UserError(f"runtime.rows_dir={runtime.rows_dir} is no folder: make it, or name another")
     near = free_memory(accelerator), free_memory(torch.device("cpu"))
-    where = roomiest(needed, *near) if runtime.rows == "auto" else runtime.rows
+    where = choose_place(needed, *near) if runtime.rows == "auto" else runtime.rows
     places: dict[str, Callable[[], Place]] = {
         "accelerator": lambda: InMemory(accelerator, accelerator),
         "host": lambda: InMemory(torch.device("cpu"), accelerator),
         "disk": lambda: OnDisk(runtime.rows_dir, accelerator),
     }
-    return lambda: Shelf(places[where]())
+    return lambda: StateStore(places[where]())
 
 
-def roomiest(needed: int, on_accelerator: int, on_host: int) -> Literal["accelerator", "host", "disk"]:
+def choose_place(needed: int, on_accelerator: int, on_host: int) -> Literal["accelerator", "host", "disk"]:
     """The nearest place with room: a quarter of the accelerator's free memory, half of the host's, else the disk.
 
     On a CPU both are the host: more than a quarter of it is then still the host.

@@ -63,21 +63,21 @@ ALONE = Ranks()
 _joined: list[Ranks] = []
 
 
-def launched() -> Ranks:
+def read_launcher() -> Ranks:
     """Who this process is by its environment, before it has met the others."""
     if not all(name in os.environ for name in LAUNCHED):
         return ALONE
     return Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
 
 
-def here() -> Ranks:
+def current_ranks() -> Ranks:
     """The ranks that this process has joined, or those that it was launched for."""
     # Looked at once: another thread may ask while the main one leaves.
     joined = _joined[-1:]
-    return joined[0] if joined else launched()
+    return joined[0] if joined else read_launcher()
 
 
-def remember(ranks: Ranks | None) -> None:
+def set_current_ranks(ranks: Ranks | None) -> None:
     """Note the ranks that this process has joined; none when it leaves them."""
     _joined.clear()
     _joined.extend([ranks] if ranks is not None else [])

@@ -37,7 +37,7 @@ MOMENT = timedelta(seconds=10)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joined(Ranks):
+class JoinedRanks(Ranks):
     """One of several ranks."""
 
     where: torch.device
@@ -141,15 +141,15 @@ def lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        rooms.remember(None)
+        rooms.set_current_ranks(None)
         said = re.sub(r"^\[\S+\]\s*", "", str(error).splitlines()[0]).split(". ")[0]
         raise RankLost(f"another rank cannot be reached: {said}") from None
 
 
 def join(where: torch.device) -> Ranks:
     """Meet the ranks that this process was launched with, once; alone where there are none."""
-    if rooms.here().number == 1 or isinstance(rooms.here(), Joined):
-        return rooms.here() if isinstance(rooms.here(), Joined) else ALONE
+    if rooms.current_ranks().number == 1 or isinstance(rooms.current_ranks(), JoinedRanks):
+        return rooms.current_ranks() if isinstance(rooms.current_ranks(), JoinedRanks) else ALONE
     # Its functions take the group of the moment as a default when torch first imports it: they must not get hold of
     # ours, or it would outlive `leave`, and gloo's threads, letting go of their tensors, abort a dying interpreter.
     importlib.import_module("torch.distributed.nn")
@@ -158,29 +158,29 @@ def join(where: torch.device) -> Ranks:
         store, rank, number = next(rendezvous("env://", timeout=PATIENCE))
         own = where if where.type == "cuda" else None
         dist.init_process_group(backend, store=store, rank=rank, world_size=number, timeout=PATIENCE, device_id=own)
-    ranks = Joined(rank=rank, number=number, where=where, store=store)
-    rooms.remember(ranks)
+    ranks = JoinedRanks(rank=rank, number=number, where=where, store=store)
+    rooms.set_current_ranks(ranks)
     atexit.register(leave)
     if threading.current_thread() is threading.main_thread():
         # Python writes to the wakeup only where it has a handler.
         signal.signal(signal.SIGTERM, lambda *_: None)
-        end_when_told(rank)
+        exit_on_signal(rank)
     return ranks
 
 
 def has_lost() -> bool:
     """Whether this rank, which had joined, cannot reach the others any more, or has taken leave of them."""
-    return not isinstance(rooms.here(), Joined)
+    return not isinstance(rooms.current_ranks(), JoinedRanks)
 
 
 def leave() -> None:
     """Take leave of the other ranks."""
-    if isinstance(rooms.here(), Joined):
+    if isinstance(rooms.current_ranks(), JoinedRanks):
         dist.destroy_process_group()
-        rooms.remember(None)
+        rooms.set_current_ranks(None)
 
 
-def end_when_told(rank: int, patience: float = 0.0, busy: Callable[[], bool] = bool) -> Callable[[], None]:
+def exit_on_signal(rank: int, patience: float = 0.0, busy: Callable[[], bool] = bool) -> Callable[[], None]:
     """On SIGTERM, which torchrun sends when another rank has died, and on SIGINT, say so and end; returns the undoing.
 
     First the rank has some seconds to end by itself, and more while it is busy; one that has lost the others says so

@@ -12,22 +12,22 @@ import torch
 from torch import nn
 
 from fedhen.algorithm.rounds import Devices
-from fedhen.devices.population import Fleet
+from fedhen.devices.population import Population
 from fedhen.distributed.communicator import Ranks
 from fedhen.engines.parallel import ParallelDevices
 from fedhen.engines.scoring import Score, Scoring
-from fedhen.engines.sequential import PlainDevices
-from fedhen.engines.sharded import SharedDevices
+from fedhen.engines.sequential import SequentialDevices
+from fedhen.engines.sharded import ShardedDevices
 from fedhen.engines.worker_pool import can_fork
-from fedhen.hardware.threads import workers
+from fedhen.hardware.threads import worker_count
 from fedhen.params import TierModels
 
 
 @dataclass(frozen=True)
-class Start:
+class EngineParts:
     """What engines are made of."""
 
-    plain: PlainDevices
+    plain: SequentialDevices
     scoring: Scoring
     server: TierModels
     mean: TierModels
@@ -43,18 +43,18 @@ class Engine:
     workers: AbstractContextManager[object] = field(default_factory=nullcontext)
 
 
-def engine_of(start: Start) -> Engine:
+def choose_engine(start: EngineParts) -> Engine:
     """The engine that is configured, on every rank."""
     plain, runtime = start.plain, start.plain.fleet.config.runtime
-    engine = Engine(plain, start.scoring) if runtime.engine == "plain" else fastest(start)
+    engine = Engine(plain, start.scoring) if runtime.engine == "plain" else choose_fast_engine(start)
     if start.ranks.number == 1:
         return engine
-    return replace(engine, devices=SharedDevices(engine.devices, plain.fleet, plain.memory, start.ranks))
+    return replace(engine, devices=ShardedDevices(engine.devices, plain.fleet, plain.memory, start.ranks))
 
 
-def fastest(start: Start) -> Engine:
+def choose_fast_engine(start: EngineParts) -> Engine:
     """The fast engine of where the data lies."""
-    plain, number = start.plain, workers(start.plain.fleet.config.runtime)
+    plain, number = start.plain, worker_count(start.plain.fleet.config.runtime)
     if not plain.fleet.data.x.is_cuda:
         if number > 1 and not can_fork():
             fix = "hide the GPU with CUDA_VISIBLE_DEVICES=" if sys.platform == "linux" else "use Linux"
@@ -77,13 +77,13 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def to_score(fleet: Fleet, tier: str) -> nn.Module:
+def make_scoring_module(fleet: Population, tier: str) -> nn.Module:
     """A module of that tier, in the form that scores fastest where the data lies."""
-    module = PlainDevices(fleet).new_module(tier).eval()
+    module = SequentialDevices(fleet).new_module(tier).eval()
     if fleet.config.runtime.engine == "plain" or not fleet.data.x.is_cuda or not has_triton():
         return module
-    from fedhen.engines.cuda.fusing import fused
+    from fedhen.engines.cuda.fusing import fuse
 
-    found = fused(module, fleet.data.inputs(fleet.data.x_test[:2]), tier)
+    found = fuse(module, fleet.data.inputs(fleet.data.x_test[:2]), tier)
     # A module of its own making may count on how its images lie.
     return module if found is module else found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

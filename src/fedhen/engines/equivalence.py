@@ -49,7 +49,7 @@ def refuse(module: nn.Module, objective: Objective, batch: Batch) -> None:
         raise NotForEngines("it draws random numbers, or changes from call to call")
 
 
-def agree(module: nn.Module, other: nn.Module, inputs: Tensor) -> bool:
+def forms_agree(module: nn.Module, other: nn.Module, inputs: Tensor) -> bool:
     """Whether two modules over the same parameters compute the same logits and gradients.
 
     They are compared at draws of the parameters. At some of these, two forms of one function may look different, since

@@ -9,23 +9,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fedhen.algorithm.failures import fault_of
+from fedhen.algorithm.failures import describe_device_error
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Reply
-from fedhen.devices.population import Fleet
-from fedhen.devices.state_store import Shelf
+from fedhen.devices.population import Population
+from fedhen.devices.state_store import StateStore
 from fedhen.engines.scoring import Pass, Reading, Right, Scoring
-from fedhen.engines.sequential import Learned, PlainDevices
-from fedhen.engines.worker_pool import Answer, Job, Workers, shared_vector
+from fedhen.engines.sequential import LocalResult, SequentialDevices
+from fedhen.engines.worker_pool import Answer, Job, WorkerPool, make_shared_vector
 from fedhen.params import TierModels, pack, unpack
-from fedhen.runs.layout import KINDS
+from fedhen.runs.layout import MODEL_OWNERS
 
 
 @dataclass
 class ParallelDevices:
     """The devices of a simulated fleet on a CPU, trained by several worker processes."""
 
-    plain: PlainDevices
+    plain: SequentialDevices
     scoring: Scoring
     server: TierModels
     """The initial models: later ones have the same shapes and types."""
@@ -40,25 +40,25 @@ class ParallelDevices:
             self.plain.module(tier)
         room, self.tiers = range(self.number), list(self.server)
         models, means = ({tier: pack(of[tier]) for tier in of} for of in (self.server, self.mean))
-        self.models = {tier: shared_vector(vector) for tier, vector in models.items()}
+        self.models = {tier: make_shared_vector(vector) for tier, vector in models.items()}
         """The models that are sent in a round, packed, where all workers see them."""
-        self.means = {tier: shared_vector(vector) for tier, vector in means.items()}
-        self.scored = [{tier: shared_vector(vector) for tier, vector in models.items()} for _ in KINDS]
+        self.means = {tier: make_shared_vector(vector) for tier, vector in means.items()}
+        self.scored = [{tier: make_shared_vector(vector) for tier, vector in models.items()} for _ in MODEL_OWNERS]
         """The models that are scored."""
-        self.learned = [[{t: shared_vector(vector) for t, vector in models.items()} for _ in (0, 1)] for _ in room]
+        self.learned = [[{t: make_shared_vector(vector) for t, vector in models.items()} for _ in (0, 1)] for _ in room]
         """Worker -> place -> tier -> what its device has learned: one is read while the next is written."""
         self.place = [0] * self.number
-        self.memories = [{tier: shared_vector(vector) for tier, vector in means.items()} for _ in room]
+        self.memories = [{tier: make_shared_vector(vector) for tier, vector in means.items()} for _ in room]
         """Worker -> tier -> what its device remembers."""
-        self.workers = Workers(self.number, self.work)
+        self.workers = WorkerPool(self.number, self.work)
 
     @property
-    def fleet(self) -> Fleet:
+    def fleet(self) -> Population:
         """The devices' data and tasks."""
         return self.plain.fleet
 
     @property
-    def memory(self) -> Shelf:
+    def memory(self) -> StateStore:
         """What each device remembers, if the local variant has a memory."""
         return self.plain.memory
 
@@ -83,7 +83,7 @@ class ParallelDevices:
             device, tier = job["device"], fleet.tier_of[job["device"]]
             if "loss" in answer:
                 weights = unpack(self.learned[worker][job["place"]][tier].clone(), self.server[tier])
-                yield plain.attempt(round_number, device, sent, Learned(weights, answer["loss"], answer["steps"]))
+                yield plain.attempt(round_number, device, sent, LocalResult(weights, answer["loss"], answer["steps"]))
             elif "failed" in answer:
                 yield Failure(device, answer["failed"])
             else:
@@ -127,7 +127,7 @@ class ParallelDevices:
         try:
             found = self.plain.learn(job["round"], device, sent, self.fleet.visit(device, sent, memory))
         except Exception as error:
-            return {"failed": fault_of(error)}
+            return {"failed": describe_device_error(error)}
         self.learned[worker][job["place"]][tier].copy_(pack(found.weights))
         return {"loss": found.loss, "steps": found.steps}
 

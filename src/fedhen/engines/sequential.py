@@ -15,22 +15,22 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from fedhen import seeds
-from fedhen.algorithm.failures import fault_of
-from fedhen.algorithm.local_training import Task, learning_rate, train_locally
+from fedhen.algorithm.failures import describe_device_error
+from fedhen.algorithm.local_training import LocalProblem, learning_rate, train_locally
 from fedhen.algorithm.local_variants import Visit
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Reply, Update
-from fedhen.data.batches import Visits, batch, visits
-from fedhen.devices.population import Fleet
-from fedhen.devices.state_store import Shelf
-from fedhen.hardware.threads import threads, torch_threads
-from fedhen.models.exits import masked
+from fedhen.data.batches import Visits, make_batch, plan_visits
+from fedhen.devices.population import Population
+from fedhen.devices.state_store import StateStore
+from fedhen.hardware.threads import threads_per_worker, torch_threads
+from fedhen.models.exits import mask_logits
 from fedhen.models.family import load_weights
-from fedhen.models.image_layout import fast_convolutions, image_layout
-from fedhen.params import Weights, finite
+from fedhen.models.image_layout import apply_image_layout, fast_convolutions
+from fedhen.params import Weights, is_finite
 
 
-class Learned(NamedTuple):
+class LocalResult(NamedTuple):
     """What a device has learned in a round."""
 
     weights: Weights
@@ -40,11 +40,11 @@ class Learned(NamedTuple):
 
 
 @dataclass
-class PlainDevices:
+class SequentialDevices:
     """The devices of a simulated fleet; their data lies where they train."""
 
-    fleet: Fleet
-    memory: Shelf = field(default_factory=Shelf)
+    fleet: Population
+    memory: StateStore = field(default_factory=StateStore)
     """What each device that has trained remembers, where the local variant has a memory."""
     modules: dict[str, nn.Module] = field(default_factory=dict)
     """One of each tier, as it was built: every device trains in a copy."""
@@ -54,29 +54,33 @@ class PlainDevices:
         for device in active:
             yield self.attempt(round_number, device, sent)
 
-    def attempt(self, round_number: int, device: int, sent: Sent, learned: Learned | None = None) -> Reply:
+    def attempt(self, round_number: int, device: int, sent: Sent, learned: LocalResult | None = None) -> Reply:
         """Alg. 2 on one device, unless it was trained elsewhere; an error is a failure of this device alone."""
         try:
             visit = self.visit(device, sent)
             learned = learned or self.learn(round_number, device, sent, visit)
             return self.update(device, learned.weights, learned.loss, visit, learned.steps * self.lr(round_number))
         except Exception as error:
-            return Failure(device, fault_of(error))
+            return Failure(device, describe_device_error(error))
 
-    def learn(self, round_number: int, device: int, sent: Sent, visit: Visit) -> Learned:
+    def learn(self, round_number: int, device: int, sent: Sent, visit: Visit) -> LocalResult:
         """Alg. 2 on one device."""
         fleet, tier = self.fleet, self.fleet.tier_of[device]
         module = self.new_copy(tier)
         load_weights(module, sent.models[tier])
         correction, view = fleet.local.correction(visit), self.view(device)
         lr = self.lr(round_number)
-        task = Task(fleet.objectives[tier], fleet.config.training, lr, correction, view, fleet.precision)
+        task = LocalProblem(fleet.objectives[tier], fleet.config.training, lr, correction, view, fleet.precision)
         # A model's own randomness, like dropout, has an address too.
         address = fleet.config.seed, "model", round_number, fleet.first + device
-        with torch_threads(threads(fleet.config.runtime)), seeds.randomness(*address), fast_convolutions(module):
+        with (
+            torch_threads(threads_per_worker(fleet.config.runtime)),
+            seeds.randomness(*address),
+            fast_convolutions(module),
+        ):
             loss, steps = train_locally(module, self.batches(round_number, device), task)
         trained = module.state_dict()
-        return Learned({n: trained[n].contiguous() for n in fleet.holdings[tier].shapes}, loss, steps)
+        return LocalResult({n: trained[n].contiguous() for n in fleet.holdings[tier].shapes}, loss, steps)
 
     def update(self, device: int, weights: Weights, loss: float, visit: Visit, walked: float) -> Update:
         """What a device sends back when it has trained, `walked` being its steps times the learning rate."""
@@ -99,7 +103,7 @@ class PlainDevices:
 
     def remember(self, update: Update, visit: Visit, walked: float) -> Update:
         """Keep the device's new memory, unless the server will drop the update, and tell by how much it changed."""
-        if self.fleet.local.remember is None or not finite(update.weights):
+        if self.fleet.local.remember is None or not is_finite(update.weights):
             return update
         memory, known = self.fleet.local.remember(visit, update.weights, walked), self.fleet.local.known
         if known is not None:
@@ -118,18 +122,18 @@ class PlainDevices:
         """Which examples the device visits in that round, in which order."""
         config, shard = self.fleet.config, self.fleet.data.shards[device]
         training, address = config.training, (config.seed, round_number, self.fleet.first + device)
-        return visits(shard, training.epochs, training.batch_size, training.last_batch == "drop", address)
+        return plan_visits(shard, training.epochs, training.batch_size, training.last_batch == "drop", address)
 
     def batches(self, round_number: int, device: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The device's batches of all epochs."""
         plan, augmentation = self.plan(round_number, device), self.fleet.config.data.augmentation
-        return (batch(self.fleet.data, plan, part, augmentation) for part in plan.batches())
+        return (make_batch(self.fleet.data, plan, part, augmentation) for part in plan.batches())
 
     def view(self, device: int) -> partial[Sequence[Tensor]]:
         """With `training.masked_loss`, the logits of classes that the device does not hold are 0 in its loss."""
         if not self.fleet.config.training.masked_loss:
             return partial(lambda logits: logits)
-        return partial(masked, present=self.fleet.data.present(device))
+        return partial(mask_logits, present=self.fleet.data.present(device))
 
     def rows(self, device: int, weights: Weights) -> dict[str, Tensor]:
         """With `server.label_rows`, the output rows of the classes that the device holds."""
@@ -162,4 +166,4 @@ class PlainDevices:
         fleet, data = self.fleet, self.fleet.data
         with seeds.randomness(fleet.config.seed, "initial weights"):
             module = fleet.family.build(tier).to(data.x.device)
-        return image_layout(module, data.inputs(data.x[:2]), fleet.precision, fleet.config.training.batch_size)
+        return apply_image_layout(module, data.inputs(data.x[:2]), fleet.precision, fleet.config.training.batch_size)

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 from fedhen.algorithm.rounds import Devices, Sent
 from fedhen.algorithm.updates import Reply
-from fedhen.devices.population import Fleet
-from fedhen.devices.state_store import Shelf
+from fedhen.devices.population import Population
+from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import Ranks
 from fedhen.params import pack
 
 
 @dataclass
-class SharedDevices:
+class ShardedDevices:
     """The devices of all ranks: every rank knows the whole plan, and trains its part of it."""
 
     devices: Devices
-    fleet: Fleet
-    memory: Shelf
+    fleet: Population
+    memory: StateStore
     """What the devices that trained last on this rank remember."""
     ranks: Ranks
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Bring each device's memory to the rank that trains it, then train this rank's."""
         owners = self.owners(active)
-        shares = shared_out({device: self.fleet.cost(device) for device in active}, self.ranks.number, owners)
+        shares = assign_to_ranks({device: self.fleet.cost(device) for device in active}, self.ranks.number, owners)
         for to, share in enumerate(shares):
             for device in share:
                 if owners.get(device, to) != to:
@@ -51,7 +51,7 @@ class SharedDevices:
             self.memory.put(device, self.ranks.carry(source, to, pack(like)), like)
 
 
-def shared_out(costs: Mapping[int, int], number: int, owners: Mapping[int, int]) -> list[list[int]]:
+def assign_to_ranks(costs: Mapping[int, int], number: int, owners: Mapping[int, int]) -> list[list[int]]:
     """Each rank's devices, in rising order: the longest first to the least loaded rank.
 
     Of several the one that owns the device's memory, else the lowest.

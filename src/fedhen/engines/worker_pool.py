@@ -46,7 +46,7 @@ def can_fork() -> bool:
     return sys.platform == "linux" and not torch.accelerator.is_available()
 
 
-def shared_vector(like: Tensor) -> Tensor:
+def make_shared_vector(like: Tensor) -> Tensor:
     """A vector of that length and type in memory that this process shares with its later forks."""
     memory = mmap.mmap(-1, max(like.numel() * like.element_size(), 1))
     return torch.frombuffer(memory, dtype=like.dtype, count=like.numel()) if like.numel() else like.new_empty(0)
@@ -61,7 +61,7 @@ class Worker:
     job: Job | None = None
 
 
-class Workers:
+class WorkerPool:
     """Up to `number` processes, each with one job at a time; a process is started when there is a job for it.
 
     `work(worker, job)` runs in a worker and returns its answer. Inside `with workers:` they are kept from job to job;
@@ -73,7 +73,7 @@ class Workers:
         self.alive: dict[int, Worker] = {}
         weakref.finalize(self, _end, self.alive, os.getpid())
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

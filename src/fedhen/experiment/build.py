@@ -10,34 +10,34 @@ from zlib import crc32
 import torch
 
 from fedhen import seeds
-from fedhen.algorithm.local_variants import Local, local_named
+from fedhen.algorithm.local_variants import LocalVariant, make_local_variant
 from fedhen.algorithm.merging import Memories
-from fedhen.algorithm.methods import Method, method_named
-from fedhen.algorithm.objectives import configured
-from fedhen.algorithm.ownership import Holding, holdings
-from fedhen.algorithm.sampling import Activate, sampling
+from fedhen.algorithm.methods import Method, load_method
+from fedhen.algorithm.objectives import configure_objective
+from fedhen.algorithm.ownership import Holding, find_holdings
+from fedhen.algorithm.sampling import Activate, make_sampler
 from fedhen.config.settings import Config, DataConfig
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
-from fedhen.devices.population import Fleet, shares, tiers_of
-from fedhen.devices.state_store import shelves
+from fedhen.devices.population import Population, assign_tiers, compute_omega
+from fedhen.devices.state_store import make_stores
 from fedhen.distributed.communicator import ALONE, Ranks
-from fedhen.engines.engine import Engine, Start, engine_of, to_score
+from fedhen.engines.engine import Engine, EngineParts, choose_engine, make_scoring_module
 from fedhen.engines.scoring import Scoring
-from fedhen.engines.sequential import PlainDevices
-from fedhen.errors import UserError, unknown
+from fedhen.engines.sequential import SequentialDevices
+from fedhen.errors import UserError, unknown_name
 from fedhen.experiment.experiment import Experiment
-from fedhen.experiment.reported_models import LastModels, NothingKept
-from fedhen.hardware.accelerator import device_named
-from fedhen.hardware.precision import precision_named
+from fedhen.experiment.reported_models import AllDevicesAverage, NoReportedModels
+from fedhen.hardware.accelerator import choose_device
+from fedhen.hardware.precision import choose_precision
 from fedhen.models.family import Family
-from fedhen.models.registry import family_named
-from fedhen.params import TierModels, pack, select, size
+from fedhen.models.registry import make_family
+from fedhen.params import TierModels, count_bytes, pack, select
 
 
-def assemble(
+def build_experiment(
     config: Config,
     *,
     data: Data | None = None,
@@ -49,23 +49,23 @@ def assemble(
     ranks: Ranks = ALONE,
 ) -> Experiment:
     """Make a configuration runnable; what is not given is what it names."""
-    where = device_named(accelerator)
-    method = method or method_named(config.method_file or config.method)
-    data = data or sources.load(config.data, data_root(data_dir), config.seed)
+    where = choose_device(accelerator)
+    method = method or load_method(config.method_file or config.method)
+    data = data or sources.load_data(config.data, data_root(data_dir), config.seed)
     if not len(data.y_test):
         raise UserError("test data: there are no examples")
     if data.shards and len(data.shards) != config.devices.number:
         raise UserError(f"devices.number={config.devices.number}, but data is given for {len(data.shards)} devices")
     if not data.shards:
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
-    family = family or family_named(config, data.shape, data.classes)
-    tier_of = tiers_of(config)
-    omega = shares([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
-    fleet = fleet_of(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
-    return experiment_of(fleet, method, activate=activate, ranks=ranks)
+    family = family or make_family(config, data.shape, data.classes)
+    tier_of = assign_tiers(config)
+    omega = compute_omega([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
+    fleet = build_population(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
+    return start_experiment(fleet, method, activate=activate, ranks=ranks)
 
 
-def fleet_of(
+def build_population(
     config: Config,
     family: Family,
     method: Method,
@@ -75,7 +75,7 @@ def fleet_of(
     omega: Sequence[float],
     first: int = 0,
     checked: bool = False,
-) -> Fleet:
+) -> Population:
     """What devices of these tiers have, hold and minimise; the data lies where they train.
 
     A family that was checked elsewhere, as by the server of a fleet, need not be checked again.
@@ -96,36 +96,40 @@ def fleet_of(
         family.check(batch[0].cpu(), data.classes)
     for name in config.objective.weights:
         if name not in family.tiers:
-            raise unknown("exit in objective.weights", name, family.tiers)
-    objectives = {tier: configured(method.objective, family.exits(tier), config.objective) for tier in tiers}
-    held = holdings(family, objectives, method.pools, batch)
-    precision = precision_named(config.runtime.precision, data.x.device)
-    return Fleet(
-        config, family, data, tier_of, held, objectives, local_named(config.local), omega, precision, first=first
+            raise unknown_name("exit in objective.weights", name, family.tiers)
+    objectives = {tier: configure_objective(method.objective, family.exits(tier), config.objective) for tier in tiers}
+    held = find_holdings(family, objectives, method.pools, batch)
+    precision = choose_precision(config.runtime.precision, data.x.device)
+    return Population(
+        config, family, data, tier_of, held, objectives, make_local_variant(config.local), omega, precision, first=first
     )
 
 
-def experiment_of(
-    fleet: Fleet,
+def start_experiment(
+    fleet: Population,
     method: Method,
     *,
     activate: Activate | None = None,
     ranks: Ranks = ALONE,
-    engine: Callable[[Start], Engine] | None = None,
+    engine: Callable[[EngineParts], Engine] | None = None,
 ) -> Experiment:
     """The experiment that a fleet plays, its devices trained by the engine that is given, or that is configured."""
     config, family, data, held, local = fleet.config, fleet.family, fleet.data, fleet.holdings, fleet.local
     where, sizes = data.x.device, config.tier_sizes()
     initial = {name: tensor.to(where) for name, tensor in family.initial(config.seed).items()}
     server = {tier: select(initial, holding.shapes) for tier, holding in held.items()}
-    forgotten = nothing_remembered(server, held, local)
+    forgotten = make_empty_memories(server, held, local)
     kept = [server, forgotten] if config.evaluation.devices else [forgotten]
-    check_alike(config, data, server, ranks)
-    shelf = shelves(config.runtime, where, sum(sizes[tier] * size(each[tier]) for each in kept for tier in sizes))
+    check_ranks_agree(config, data, server, ranks)
+    shelf = make_stores(
+        config.runtime, where, sum(sizes[tier] * count_bytes(each[tier]) for each in kept for tier in sizes)
+    )
     memory, tier_of = shelf(), list(fleet.tier_of)
-    scoring = Scoring({t: to_score(fleet, t) for t in sizes}, data, config.evaluation.batch_size, fleet.precision)
-    start = Start(PlainDevices(fleet, memory), scoring, server, forgotten, ranks)
-    chosen = (engine or engine_of)(start)
+    scoring = Scoring(
+        {t: make_scoring_module(fleet, t) for t in sizes}, data, config.evaluation.batch_size, fleet.precision
+    )
+    start = EngineParts(SequentialDevices(fleet, memory), scoring, server, forgotten, ranks)
+    chosen = (engine or choose_engine)(start)
     return Experiment(
         config=config,
         method=method,
@@ -134,10 +138,12 @@ def experiment_of(
         holdings=held,
         tier_of=tier_of,
         local=local,
-        activate=activate or sampling(config.devices, config.seed),
+        activate=activate or make_sampler(config.devices, config.seed),
         server=server,
         memories=Memories(forgotten, sizes),
-        last_models=LastModels(server, tier_of, shelf(), ranks) if config.evaluation.devices else NothingKept(),
+        last_models=AllDevicesAverage(server, tier_of, shelf(), ranks)
+        if config.evaluation.devices
+        else NoReportedModels(),
         precision=fleet.precision,
         devices=chosen.devices,
         score=chosen.score,
@@ -147,7 +153,7 @@ def experiment_of(
     )
 
 
-def check_alike(config: Config, data: Data, server: TierModels, ranks: Ranks) -> None:
+def check_ranks_agree(config: Config, data: Data, server: TierModels, ranks: Ranks) -> None:
     """Refuse ranks that were not given the same, as where a script draws its data without a seed."""
     if ranks.number == 1:
         return
@@ -160,7 +166,7 @@ def check_alike(config: Config, data: Data, server: TierModels, ranks: Ranks) ->
         raise UserError("the ranks have different settings, data or models: seed all that your script draws")
 
 
-def nothing_remembered(server: TierModels, held: Mapping[str, Holding], local: Local) -> TierModels:
+def make_empty_memories(server: TierModels, held: Mapping[str, Holding], local: LocalVariant) -> TierModels:
     """The mean of the memories before the first round: zeros for the trained weights, if there is a memory at all."""
     if local.remember is None:
         return {tier: {} for tier in server}
@@ -185,7 +191,7 @@ class Assembler:
         seed = config.seed if config.data.fraction < 1 else 0
         data = next((d for c, s, d in self.loaded if (c, s) == (config.data, seed)), None)
         if data is None:
-            where = device_named(self.accelerator)
-            data = sources.load(config.data, data_root(self.data_dir), config.seed).to(where)
+            where = choose_device(self.accelerator)
+            data = sources.load_data(config.data, data_root(self.data_dir), config.seed).to(where)
             self.loaded.append((config.data, seed, data))
-        return assemble(config, data=data, accelerator=self.accelerator, ranks=self.ranks)
+        return build_experiment(config, data=data, accelerator=self.accelerator, ranks=self.ranks)

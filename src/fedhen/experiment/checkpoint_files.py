@@ -35,7 +35,7 @@ SPARE = 2**16
 """Bytes that a checkpoint leaves free."""
 LONGEST_MANIFEST = 64 * 2**20
 """Bytes; a larger file is no manifest."""
-KINDS = {
+SAFETENSORS_TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -49,11 +49,11 @@ KINDS = {
 }
 
 
-class Damaged(Exception):
+class DamagedCheckpoint(Exception):
     """A checkpoint that must not be used, and why."""
 
 
-class Kind(NamedTuple):
+class TensorSpec(NamedTuple):
     """What a tensor is before it is read."""
 
     shape: tuple[int, ...]
@@ -69,16 +69,16 @@ class Entry(NamedTuple):
     """A tensor to be saved: it is fetched when its turn comes, so that they need not fit the memory together."""
 
     name: str
-    kind: Kind
+    kind: TensorSpec
     fetch: Callable[[], Tensor]
 
 
-def kind_of(tensor: Tensor) -> Kind:
+def spec_of(tensor: Tensor) -> TensorSpec:
     """The kind of a tensor at hand."""
-    return Kind(tuple(tensor.shape), tensor.dtype)
+    return TensorSpec(tuple(tensor.shape), tensor.dtype)
 
 
-def write(place: Path, number: int, entries: Sequence[Entry], about: Mapping[str, Any]) -> None:
+def write_checkpoint(place: Path, number: int, entries: Sequence[Entry], about: Mapping[str, Any]) -> None:
     """Write the checkpoint of a round, then remove the oldest; all entries are fetched even where writing fails.
 
     Others may be sending what is fetched here.
@@ -97,7 +97,7 @@ def write(place: Path, number: int, entries: Sequence[Entry], about: Mapping[str
             sync_folder(place)
             manifest = {"format": FORMAT, "round": number, "bytes": size, "sha256": summed, **about}
             replace_file(_manifest(place, number), _rendered(manifest))
-            keep(place, KEPT)
+            keep_newest(place, KEPT)
     except OSError as error:
         failed = error
     if failed is not None:
@@ -139,7 +139,7 @@ def _parts(entries: Sequence[Entry]) -> Iterable[memoryview]:
     end = 0
     for name, kind, _ in entries:
         header[name] = {
-            "dtype": KINDS[kind.type],
+            "dtype": SAFETENSORS_TYPES[kind.type],
             "shape": list(kind.shape),
             "data_offsets": [end, end := end + kind.bytes],
         }
@@ -148,27 +148,27 @@ def _parts(entries: Sequence[Entry]) -> Iterable[memoryview]:
     yield memoryview(len(text).to_bytes(8, "little") + text)
     for _, kind, fetch in entries:
         tensor = fetch()
-        assert kind_of(tensor) == kind
+        assert spec_of(tensor) == kind
         yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def numbers(place: Path) -> list[int]:
+def list_rounds(place: Path) -> list[int]:
     """The rounds that have a checkpoint, the newest first."""
     names = [path.name for path in place.iterdir()] if place.is_dir() else []
     return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"round-(\d{6,12})\.json", name)))[::-1]
 
 
-def keep(place: Path, number: int) -> None:
+def keep_newest(place: Path, number: int) -> None:
     """Remove all but so many of the newest; a manifest goes first, so that none ever lacks its tensors."""
-    for old in numbers(place)[number:]:
+    for old in list_rounds(place)[number:]:
         _manifest(place, old).unlink(missing_ok=True)
         _tensors(place, old).unlink(missing_ok=True)
 
 
-def discard(place: Path, after: int = 0) -> None:
+def discard_later(place: Path, after: int = 0) -> None:
     """Remove those of later rounds, and what a crash left behind."""
     if place.is_dir():
-        for number in numbers(place):
+        for number in list_rounds(place):
             if number > after:
                 _manifest(place, number).unlink(missing_ok=True)
         _clean(place)
@@ -176,7 +176,7 @@ def discard(place: Path, after: int = 0) -> None:
 
 def _clean(place: Path) -> None:
     """Remove files of ours that no manifest names: a crash came before it was written."""
-    whole = {_tensors(place, number).name for number in numbers(place)}
+    whole = {_tensors(place, number).name for number in list_rounds(place)}
     for path in place.iterdir():
         if re.fullmatch(rf"round-\d{{6,12}}\.(safetensors|json)({re.escape(PART)})?", path.name) and (
             path.name.endswith(PART) or (path.suffix == ".safetensors" and path.name not in whole)
@@ -185,7 +185,7 @@ def _clean(place: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Saved:
+class Checkpoint:
     """A checkpoint whose checksums are right; what it says must still be compared with what is expected."""
 
     place: Path
@@ -201,21 +201,21 @@ class Saved:
         try:
             return safe_open(_tensors(self.place, self.round), framework="pt")
         except (SafetensorError, OSError) as error:
-            raise Damaged(f"its tensors cannot be read: {error}") from None
+            raise DamagedCheckpoint(f"its tensors cannot be read: {error}") from None
 
     def kinds(self) -> dict[str, tuple[list[int], str]]:
         """Name -> shape and type of every tensor, by the file's header."""
         found = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
         return {name: (list(part.get_shape()), str(part.get_dtype())) for name, part in found.items()}
 
-    def check(self, expected: Mapping[str, Kind]) -> None:
+    def check(self, expected: Mapping[str, TensorSpec]) -> None:
         """Refuse it unless it has just these tensors, of these shapes and types."""
         found = self.kinds()
         if odd := sorted(found.keys() ^ expected.keys()):
-            raise Damaged(f"tensor {odd[0]!r} is {'unexpected' if odd[0] in found else 'missing'}")
+            raise DamagedCheckpoint(f"tensor {odd[0]!r} is {'unexpected' if odd[0] in found else 'missing'}")
         for name, kind in expected.items():
-            if found[name] != (list(kind.shape), KINDS[kind.type]):
-                raise Damaged(f"tensor {name!r} has another shape or type than this run's")
+            if found[name] != (list(kind.shape), SAFETENSORS_TYPES[kind.type]):
+                raise DamagedCheckpoint(f"tensor {name!r} has another shape or type than this run's")
 
     def tensor(self, name: str) -> Tensor:
         """A tensor, in memory of its own."""
@@ -223,29 +223,29 @@ class Saved:
         return tensor
 
 
-def read(place: Path, number: int) -> Saved:
+def open_checkpoint(place: Path, number: int) -> Checkpoint:
     """The checkpoint of a round, every byte of it checked."""
     path = _manifest(place, number)
     try:
         if path.stat().st_size > LONGEST_MANIFEST:
-            raise Damaged("its manifest is too long")
+            raise DamagedCheckpoint("its manifest is too long")
         text = path.read_bytes()
         manifest = json.loads(text)
         if not isinstance(manifest, dict) or _rendered({k: v for k, v in manifest.items() if k != "check"}) != text:
-            raise Damaged("its manifest does not have its checksum")
+            raise DamagedCheckpoint("its manifest does not have its checksum")
         if manifest["format"] != FORMAT or manifest["round"] != number:
-            raise Damaged(f"its manifest is of format {manifest['format']}, round {manifest['round']}")
+            raise DamagedCheckpoint(f"its manifest is of format {manifest['format']}, round {manifest['round']}")
         with _tensors(place, number).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != manifest["bytes"]:
-                raise Damaged(f"its tensors are {size} bytes instead of {manifest['bytes']}")
+                raise DamagedCheckpoint(f"its tensors are {size} bytes instead of {manifest['bytes']}")
             if hashlib.file_digest(file, "sha256").hexdigest() != manifest["sha256"]:
-                raise Damaged("its tensors do not have their checksum")
+                raise DamagedCheckpoint("its tensors do not have their checksum")
     except OSError as error:
-        raise Damaged(f"it cannot be read: {error.strerror}") from None
+        raise DamagedCheckpoint(f"it cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Damaged("its manifest is not what a manifest is") from None
-    return Saved(place, manifest)
+        raise DamagedCheckpoint("its manifest is not what a manifest is") from None
+    return Checkpoint(place, manifest)
 
 
 def _rendered(manifest: Mapping[str, Any]) -> bytes:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedhen.config.settings import Config
 from fedhen.data.dataset import Data
-from fedhen.devices.state_store import Shelf
+from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.experiment import checkpoint_files
-from fedhen.experiment.checkpoint_files import Damaged, Entry, Kind, Saved, kind_of
-from fedhen.params import TierModels, count, packed_type
+from fedhen.experiment.checkpoint_files import Checkpoint, DamagedCheckpoint, Entry, TensorSpec, spec_of
+from fedhen.params import TierModels, count_elements, packed_type
 
 Sharing = dict[str, dict[str, int]]
 """Tier -> weight -> the number of its tensor: tiers that share a tensor name the same one."""
@@ -34,16 +34,18 @@ class State:
     """Of the devices' memories."""
     losses: Mapping[int, float]
     """What each device reported last."""
-    shelves: Mapping[str, Shelf]
+    shelves: Mapping[str, StateStore]
     """Devices' vectors by what they are: last models, memories."""
     likes: Mapping[str, TierModels]
     """For each shelf, what the vector of a device of each tier packs."""
     tier_of: Sequence[str]
     ranks: Ranks = ALONE
 
-    def kinds(self, shelf: str) -> dict[str, Kind]:
+    def kinds(self, shelf: str) -> dict[str, TensorSpec]:
         """Tier -> the kind of its devices' vectors on a shelf."""
-        return {tier: Kind((count(like),), packed_type(like)) for tier, like in self.likes[shelf].items()}
+        return {
+            tier: TensorSpec((count_elements(like),), packed_type(like)) for tier, like in self.likes[shelf].items()
+        }
 
     def models(self) -> dict[str, TierModels]:
         """The weights that tiers may share."""
@@ -66,21 +68,21 @@ class Restored:
     """For each shelf, device -> its vector, on the rank that is to have it: to be gone through in this order."""
 
 
-def save(state: State, place: Path, about: Mapping[str, Any]) -> Callable[[], None]:
+def prepare_checkpoint(state: State, place: Path, about: Mapping[str, Any]) -> Callable[[], None]:
     """What writes a checkpoint of the state as it is now: rank 0's part, and those that send it what they have.
 
     It must be called at once, unless the state lasts.
     """
-    numbered = {part: distinct(models) for part, models in state.models().items()}
-    owners = {name: owners_of(shelf, state.ranks) for name, shelf in state.shelves.items()}
+    numbered = {part: number_tensors(models) for part, models in state.models().items()}
+    owners = {name: find_owners(shelf, state.ranks) for name, shelf in state.shelves.items()}
     entries = [
-        Entry(f"{part}.{number}", kind_of(tensor), partial(_itself, tensor))
+        Entry(f"{part}.{number}", spec_of(tensor), partial(_itself, tensor))
         for part, (_, tensors) in numbered.items()
         for number, tensor in enumerate(tensors)
     ]
     devices = torch.tensor([*state.losses], dtype=torch.int64)
     values = torch.tensor([*state.losses.values()], dtype=torch.float64)
-    entries += [Entry(name, kind_of(t), partial(_itself, t)) for name, t in (("heard", devices), ("losses", values))]
+    entries += [Entry(name, spec_of(t), partial(_itself, t)) for name, t in (("heard", devices), ("losses", values))]
     for name, shelf in state.shelves.items():
         kinds = state.kinds(name)
         entries += [
@@ -98,7 +100,7 @@ def save(state: State, place: Path, about: Mapping[str, Any]) -> Callable[[], No
     sharing: dict[str, Any] = {part: shared for part, (shared, _) in numbered.items()}
     shelves = {name: [[device, owner] for device, owner in own.items()] for name, own in owners.items()}
     about = {**about, "sharing": sharing, "shelves": shelves}
-    return partial(checkpoint_files.write, place, state.played, entries, about)
+    return partial(checkpoint_files.write_checkpoint, place, state.played, entries, about)
 
 
 def _send(entries: Sequence[Entry]) -> None:
@@ -110,7 +112,7 @@ def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _fetched(ranks: Ranks, shelf: Shelf, device: int, owner: int, kind: Kind) -> Tensor:
+def _fetched(ranks: Ranks, shelf: StateStore, device: int, owner: int, kind: TensorSpec) -> Tensor:
     """A device's vector on rank 0; only its owner, if that is another, takes part."""
     if ranks.rank == owner:
         return ranks.carry(owner, 0, shelf.kept(device).cpu()) if owner else shelf.kept(device)
@@ -118,7 +120,7 @@ def _fetched(ranks: Ranks, shelf: Shelf, device: int, owner: int, kind: Kind) ->
     return empty if ranks.rank else ranks.carry(owner, 0, empty)
 
 
-def distinct(models: TierModels) -> tuple[Sharing, list[Tensor]]:
+def number_tensors(models: TierModels) -> tuple[Sharing, list[Tensor]]:
     """Each tensor once, however many tiers hold the very same one, and who holds which."""
     places: dict[int, int] = {}
     tensors: list[Tensor] = []
@@ -132,50 +134,53 @@ def distinct(models: TierModels) -> tuple[Sharing, list[Tensor]]:
     return sharing, tensors
 
 
-def owners_of(shelf: Shelf, ranks: Ranks) -> dict[int, int]:
+def find_owners(shelf: StateStore, ranks: Ranks) -> dict[int, int]:
     """Which rank has the vector of which device, in the order of the devices."""
     kept = ranks.gather(sorted(shelf))
     return dict(sorted((device, rank) for rank, devices in enumerate(kept) for device in devices))
 
 
-def check(saved: Saved, state: State) -> dict[str, Any]:
+def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
     """Compare names, shapes and types with what this run expects; what the other ranks must know to restore it."""
     try:
         sharing, shelves = saved.manifest["sharing"], saved.manifest["shelves"]
-        expected: dict[str, Kind] = {}
+        expected: dict[str, TensorSpec] = {}
         for part, models in state.models().items():
             _check_sharing(sharing[part], models)
             for tier, weights in models.items():
                 for name, tensor in weights.items():
                     key = f"{part}.{sharing[part][tier][name]}"
-                    if expected.setdefault(key, kind_of(tensor)) != kind_of(tensor):
-                        raise Damaged(f"tensor {key!r} cannot be shared as it says")
+                    if expected.setdefault(key, spec_of(tensor)) != spec_of(tensor):
+                        raise DamagedCheckpoint(f"tensor {key!r} cannot be shared as it says")
         for shelf in state.shelves:
             kinds, found = state.kinds(shelf), [(int(device), int(owner)) for device, owner in shelves[shelf]]
             if sorted({device for device, _ in found}) != [device for device, _ in found]:
-                raise Damaged(f"its devices of {shelf!r} are not in order")
+                raise DamagedCheckpoint(f"its devices of {shelf!r} are not in order")
             if not all(0 <= device < len(state.tier_of) and owner >= 0 for device, owner in found):
-                raise Damaged(f"its devices of {shelf!r} are not this run's")
+                raise DamagedCheckpoint(f"its devices of {shelf!r} are not this run's")
             expected |= {f"{shelf}.{device}": kinds[state.tier_of[device]] for device, _ in found}
         heard = len(saved.kinds().get("heard", ([0], ""))[0]) == 1 and saved.kinds()["heard"][0][0]
-        expected |= {"heard": Kind((int(heard),), torch.int64), "losses": Kind((int(heard),), torch.float64)}
+        expected |= {
+            "heard": TensorSpec((int(heard),), torch.int64),
+            "losses": TensorSpec((int(heard),), torch.float64),
+        }
         saved.check(expected)
         losses = dict(zip(saved.tensor("heard").tolist(), saved.tensor("losses").tolist(), strict=True))
         if not all(0 <= device < len(state.tier_of) for device in losses):
-            raise Damaged("a loss is of a device that this run does not have")
+            raise DamagedCheckpoint("a loss is of a device that this run does not have")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        raise Damaged("its manifest does not say what this run needs") from None
+        raise DamagedCheckpoint("its manifest does not say what this run needs") from None
     return {"played": saved.round, "sharing": sharing, "shelves": shelves, "losses": [*losses.items()]}
 
 
 def _check_sharing(sharing: Mapping[str, Mapping[str, int]], models: TierModels) -> None:
     if {tier: [*names] for tier, names in sharing.items()} != {tier: [*weights] for tier, weights in models.items()}:
-        raise Damaged("it has other tiers or weights than this run")
+        raise DamagedCheckpoint("it has other tiers or weights than this run")
     if not all(type(number) is int for names in sharing.values() for number in names.values()):
-        raise Damaged("its sharing is not in numbers")
+        raise DamagedCheckpoint("its sharing is not in numbers")
 
 
-def restore(saved: Saved | None, plan: Mapping[str, Any], state: State) -> Restored:
+def restore_state(saved: Checkpoint | None, plan: Mapping[str, Any], state: State) -> Restored:
     """The saved state on this rank; rank 0 has read it, and sends the others theirs."""
     ranks = state.ranks
     models = {part: _models(saved, part, plan["sharing"][part], state) for part in state.models()}
@@ -187,7 +192,7 @@ def restore(saved: Saved | None, plan: Mapping[str, Any], state: State) -> Resto
     return restored
 
 
-def _models(saved: Saved | None, part: str, sharing: Sharing, state: State) -> TierModels:
+def _models(saved: Checkpoint | None, part: str, sharing: Sharing, state: State) -> TierModels:
     tensors: dict[int, Tensor] = {}
     for tier, weights in state.models()[part].items():
         for name, like in weights.items():
@@ -202,7 +207,7 @@ def _models(saved: Saved | None, part: str, sharing: Sharing, state: State) -> T
 
 
 def _vectors(
-    saved: Saved | None, shelf: str, owners: Sequence[tuple[int, int]], state: State
+    saved: Checkpoint | None, shelf: str, owners: Sequence[tuple[int, int]], state: State
 ) -> Iterator[tuple[int, Tensor | None]]:
     kinds, rank = state.kinds(shelf), state.ranks.rank
     where = next(iter(next(iter(state.server.values())).values())).device
@@ -214,7 +219,7 @@ def _vectors(
         yield device, vector.to(where) if rank == owner else None
 
 
-def digests(config: Config, data: Data, server: TierModels) -> dict[str, str]:
+def compute_digests(config: Config, data: Data, server: TierModels) -> dict[str, str]:
     """Checksums of what a configuration only names: the data, the split, the models that it starts from."""
     parts = {
         "training inputs": [data.x],

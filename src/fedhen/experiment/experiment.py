@@ -9,25 +9,25 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from fedhen.algorithm.local_variants import Local
+from fedhen.algorithm.local_variants import LocalVariant
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.methods import Method
 from fedhen.algorithm.ownership import Holding
-from fedhen.algorithm.rounds import Devices, Round, Rules, rounds
+from fedhen.algorithm.rounds import Devices, Round, Rules, play_rounds
 from fedhen.algorithm.sampling import Activate
 from fedhen.config.settings import Config
 from fedhen.data.dataset import Data
-from fedhen.devices.state_store import Shelf
+from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.engines.scoring import Pass, Reading, Score
 from fedhen.errors import UserError
-from fedhen.experiment.checkpoint_state import Restored, State, digests
-from fedhen.experiment.reported_models import NothingKept
-from fedhen.hardware.memory import within_memory
+from fedhen.experiment.checkpoint_state import Restored, State, compute_digests
+from fedhen.experiment.reported_models import NoReportedModels
+from fedhen.hardware.memory import explain_out_of_memory
 from fedhen.hardware.precision import Precision
-from fedhen.hardware.threads import threads, torch_threads
+from fedhen.hardware.threads import threads_per_worker, torch_threads
 from fedhen.models.family import Family
-from fedhen.params import TierModels, count, distance, size
+from fedhen.params import TierModels, count_bytes, count_elements, distance
 
 
 @dataclass
@@ -40,15 +40,15 @@ class Experiment:
     data: Data
     holdings: Mapping[str, Holding]
     tier_of: list[str]
-    local: Local
+    local: LocalVariant
     activate: Activate
     server: TierModels
     memories: Memories
-    last_models: NothingKept
+    last_models: NoReportedModels
     precision: Precision
     devices: Devices
     score: Score
-    memory: Shelf = field(default_factory=Shelf)
+    memory: StateStore = field(default_factory=StateStore)
     """What the devices that trained last on this rank remember: the engine's own."""
     losses: dict[int, float] = field(default_factory=dict)
     """What each device reported last."""
@@ -61,10 +61,10 @@ class Experiment:
     reported: dict[str, TierModels] = field(default_factory=dict)
     """The models of the last evaluated round, which is the last one in the end."""
 
-    @within_memory
+    @explain_out_of_memory
     def play(self) -> Iterator[Step]:
         """Play the rounds that are left; each step is what the next line of the run folder says."""
-        steps, number = self.steps(), threads(self.config.runtime)
+        steps, number = self.steps(), threads_per_worker(self.config.runtime)
         with self.workers, closing(steps):
             while True:
                 # Whoever is given a step has the threads that he had.
@@ -78,7 +78,7 @@ class Experiment:
         """The rounds that are left, one by one."""
         rules = Rules(self.method, self.checked_active, self.config.server, self.local, self.ranks)
         numbers = range(self.played + 1, self.config.rounds + 1)
-        played = rounds(self.server, self.memories, self.devices, rules, numbers, self.losses)
+        played = play_rounds(self.server, self.memories, self.devices, rules, numbers, self.losses)
         began = time.perf_counter()
         for done in played:
             self.server, self.memories = done.server, done.memories
@@ -132,7 +132,7 @@ class Experiment:
         passes = {
             (kind, tier): [(name, self.reading(tier, name)) for name in read]
             for kind, own in models.items()
-            for tier, read in one_pass_each(own, self.family).items()
+            for tier, read in plan_passes(own, self.family).items()
         }
         asked = [
             Pass(tier, models[kind][tier], [reading for _, reading in read]) for (kind, tier), read in passes.items()
@@ -152,7 +152,10 @@ class Experiment:
 
     def record(self, done: Round) -> dict[str, Any]:
         """What the seed determines about a round."""
-        each = {tier: size(w) + self.local.copies * size(self.memories.mean[tier]) for tier, w in done.server.items()}
+        each = {
+            tier: count_bytes(w) + self.local.copies * count_bytes(self.memories.mean[tier])
+            for tier, w in done.server.items()
+        }
         # A device that failed or is late has sent nothing back.
         down, up = (
             {tier: sum(self.tier_of[device] == tier for device in devices) * each[tier] for tier in done.server}
@@ -202,7 +205,7 @@ class Experiment:
     @cached_property
     def digests(self) -> dict[str, str]:
         """Checksums of what a configuration only names, before the first round is played."""
-        return digests(self.config, self.data, self.server)
+        return compute_digests(self.config, self.data, self.server)
 
     def about_models(self) -> dict[str, dict[str, Any]]:
         """What a model file says of each tier's model beside its weights."""
@@ -211,10 +214,10 @@ class Experiment:
 
     def parameters(self) -> dict[str, int]:
         """How many numbers the model of each tier is."""
-        return {tier: count(weights) for tier, weights in self.server.items()}
+        return {tier: count_elements(weights) for tier, weights in self.server.items()}
 
 
-def one_pass_each(models: TierModels, family: Family) -> dict[str, tuple[str, ...]]:
+def plan_passes(models: TierModels, family: Family) -> dict[str, tuple[str, ...]]:
     """Tier -> the tiers that a pass through its model scores: those nested in it that hold the very same tensors."""
     passes: dict[str, tuple[str, ...]] = {}
     covered: set[str] = set()

@@ -11,7 +11,7 @@ import torch
 
 from fedhen.config.settings import RuntimeConfig
 from fedhen.distributed.communicator import ALONE, Ranks
-from fedhen.hardware.threads import threads, usable_cores, workers
+from fedhen.hardware.threads import threads_per_worker, usable_cores, worker_count
 from fedhen.version import VERSION
 
 
@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def describe(device: torch.device, runtime: RuntimeConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
+def describe_environment(device: torch.device, runtime: RuntimeConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Versions and hardware."""
     return {
         "versions": versions(),
@@ -34,8 +34,8 @@ def describe(device: torch.device, runtime: RuntimeConfig, ranks: Ranks = ALONE)
             "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "cpu": _cpu_name(),
             "cores": usable_cores(),
-            "workers": workers(runtime) if runtime.engine == "fast" and device.type == "cpu" else 1,
-            "threads": threads(runtime),
+            "workers": worker_count(runtime) if runtime.engine == "fast" and device.type == "cpu" else 1,
+            "threads": threads_per_worker(runtime),
             "ranks": ranks.number,
         },
         "system": f"{platform.system()} {platform.machine()}",

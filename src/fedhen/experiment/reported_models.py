@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from fedhen.algorithm.updates import Update
-from fedhen.devices.state_store import Shelf
+from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.exact_sums import FixedPoint
 from fedhen.params import TierModels, Weights, pack, unpack
 
 
-class NothingKept:
+class NoReportedModels:
     """No device's last model is kept, and none is reported."""
 
     def __init__(self) -> None:
-        self.rows = Shelf()
+        self.rows = StateStore()
 
     def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
         """Keep nothing."""
@@ -32,7 +32,7 @@ class NothingKept:
         return {}
 
 
-class LastModels(NothingKept):
+class AllDevicesAverage(NoReportedModels):
     """Reporting Results, "average all devices": the mean over a tier's devices of the model each trained last.
 
     A device that has not trained yet counts with the initial model. For reporting only: training never sees it. A
@@ -40,11 +40,11 @@ class LastModels(NothingKept):
     """
 
     def __init__(
-        self, initial: TierModels, tier_of: Sequence[str], rows: Shelf | None = None, ranks: Ranks = ALONE
+        self, initial: TierModels, tier_of: Sequence[str], rows: StateStore | None = None, ranks: Ranks = ALONE
     ) -> None:
         self.initial, self.ranks = initial, ranks
         self.tier_of = tier_of
-        self.rows = Shelf() if rows is None else rows
+        self.rows = StateStore() if rows is None else rows
         sizes = Counter(tier_of)
         self.fixed = {tier: FixedPoint(weights, sizes[tier]) for tier, weights in initial.items()}
         self.start = {tier: self.fixed[tier].of(pack(weights)) for tier, weights in initial.items()}

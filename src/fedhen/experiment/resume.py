@@ -16,12 +16,12 @@ from fedhen.config import toml, validation
 from fedhen.config.settings import Config
 from fedhen.errors import UserError
 from fedhen.experiment import checkpoint_files, checkpoint_state, provenance
-from fedhen.experiment.checkpoint_files import Damaged, Saved
+from fedhen.experiment.checkpoint_files import Checkpoint, DamagedCheckpoint
 from fedhen.experiment.experiment import Experiment
-from fedhen.fileio.locks import hold
+from fedhen.fileio.locks import lock_folder
 from fedhen.runs.layout import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING
 from fedhen.runs.reader import read_run
-from fedhen.runs.writer import Recorder, recorded_lines
+from fedhen.runs.writer import RunWriter, read_whole_lines
 
 FREE = (
     *("rounds", "runtime.workers", "runtime.rows", "runtime.rows_dir", "checkpoint.minutes", "checkpoint.rounds"),
@@ -31,7 +31,7 @@ FREE = (
 
 
 @dataclass(frozen=True)
-class How:
+class ResumePolicy:
     """How a run treats what it finds in its folder."""
 
     resume: bool = False
@@ -42,12 +42,12 @@ class How:
     """What a user is told to do where no checkpoint can be used."""
 
 
-NEW = How()
+NEW_RUN = ResumePolicy()
 
 
-def settings_of(config: Config) -> dict[str, Any]:
+def flatten_settings(config: Config) -> dict[str, Any]:
     """Every setting by its full key, as JSON says it."""
-    return validation.by_key(json.loads(json.dumps(asdict(config))))
+    return validation.flatten_config(json.loads(json.dumps(asdict(config))))
 
 
 def is_finished(folder: Path, config: Config) -> bool:
@@ -59,11 +59,11 @@ def is_finished(folder: Path, config: Config) -> bool:
         return False
 
 
-def check_same(config: Config, before: Mapping[str, Any], whose: str) -> None:
+def check_same_settings(config: Config, before: Mapping[str, Any], whose: str) -> None:
     """Refuse to go on with other settings than before; one that was not known then is taken for its default."""
     if not isinstance(before, Mapping) or "rounds" not in before:
         raise TypeError(f"{whose} has no configuration")
-    now, before = settings_of(config), {**settings_of(Config()), **before}
+    now, before = flatten_settings(config), {**flatten_settings(Config()), **before}
     changed = [
         f"{key} is {json.dumps(now.get(key))}, was {json.dumps(before.get(key))}"
         for key in now.keys() | before.keys()
@@ -84,13 +84,13 @@ def check_same(config: Config, before: Mapping[str, Any], whose: str) -> None:
 
 
 @dataclass
-class Beginning:
+class RunStart:
     """What rank 0 finds in a run's folder."""
 
     folder: Path
     experiment: Experiment
-    how: How
-    saved: Saved | None = None
+    how: ResumePolicy
+    saved: Checkpoint | None = None
     records: list[Mapping[str, Any]] = field(default_factory=list)
     """Of the rounds that are played."""
     timing: dict[str, float] = field(default_factory=dict)
@@ -105,26 +105,26 @@ class Beginning:
 
     def find(self, held: ExitStack) -> dict[str, Any]:
         """Lock the folder and look into it; what all ranks must know of it."""
-        held.enter_context(hold(self.folder))
+        held.enter_context(lock_folder(self.folder))
         self.place = self.folder / checkpoint_files.FOLDER
         config, plan = self.experiment.config, None
         # Before the first round is played: the initial models are among them.
         self.digests  # noqa: B018
         if self.how.resume and (self.folder / CONFIG).is_file():
-            check_same(config, settings_of(toml.read_toml(self.folder / CONFIG)), str(self.folder))
+            check_same_settings(config, flatten_settings(toml.read_toml(self.folder / CONFIG)), str(self.folder))
             if is_finished(self.folder, config):
                 return {"finished": True, "saved": None}
             plan = None if self.how.restart else self.newest()
-        checkpoint_files.discard(self.place, after=plan["played"] if plan else 0)
+        checkpoint_files.discard_later(self.place, after=plan["played"] if plan else 0)
         return {"finished": False, "saved": plan}
 
     def newest(self) -> dict[str, Any] | None:
         """The newest checkpoint that can be used; none where the run was ended before its first."""
         wrong = []
-        for number in checkpoint_files.numbers(self.place):
+        for number in checkpoint_files.list_rounds(self.place):
             try:
                 plan = self.opened(number)
-            except Damaged as error:
+            except DamagedCheckpoint as error:
                 wrong.append(f"the checkpoint of round {number} cannot be used: {error}")
                 continue
             for message in wrong:
@@ -141,18 +141,18 @@ class Beginning:
 
     def opened(self, number: int) -> dict[str, Any]:
         """A checkpoint compared with the folder, the configuration, the data and the models."""
-        saved = checkpoint_files.read(self.place, number)
+        saved = checkpoint_files.open_checkpoint(self.place, number)
         try:
             about = saved.manifest
             self.seconds, self.timing = float(about["seconds"]), {k: float(v) for k, v in about["timing"].items()}
             if not all(map(math.isfinite, (self.seconds, *self.timing.values()))):
-                raise Damaged("its times are no numbers")
-            check_same(self.experiment.config, about["config"], f"the checkpoint of round {number}")
+                raise DamagedCheckpoint("its times are no numbers")
+            check_same_settings(self.experiment.config, about["config"], f"the checkpoint of round {number}")
             self.check_data(about["digests"])
             self.compare_versions(about["versions"])
         except (KeyError, TypeError, AttributeError):
-            raise Damaged("its manifest is not what a manifest is") from None
-        plan = checkpoint_state.check(saved, self.experiment.state())
+            raise DamagedCheckpoint("its manifest is not what a manifest is") from None
+        plan = checkpoint_state.check_checkpoint(saved, self.experiment.state())
         self.saved, self.records = saved, self.recorded(number)
         return plan
 
@@ -161,9 +161,9 @@ class Beginning:
         try:
             found: list[Mapping[str, Any]] = [*read_run(self.folder).rounds[:number]]
         except UserError as error:
-            raise Damaged(str(error)) from None
+            raise DamagedCheckpoint(str(error)) from None
         if len(found) < number:
-            raise Damaged(f"{ROUNDS} holds {len(found)} whole rounds only")
+            raise DamagedCheckpoint(f"{ROUNDS} holds {len(found)} whole rounds only")
         return found
 
     def check_data(self, before: Mapping[str, str]) -> None:
@@ -180,16 +180,16 @@ class Beginning:
         if changed := [f"{n} {v} (was {before.get(n)})" for n, v in provenance.versions().items() if v != before[n]]:
             warnings.warn(f"going on with {', '.join(changed)}: the last digits may differ", stacklevel=2)
 
-    def recorder(self) -> Recorder:
+    def recorder(self) -> RunWriter:
         """Go on with the records, or begin them."""
         played = self.saved.round if self.saved else 0
-        described = provenance.describe(
+        described = provenance.describe_environment(
             self.experiment.data.x.device, self.experiment.config.runtime, self.experiment.ranks
         )
         if played:
             described = {**described, "resumed": [*self._parts(), {"after": played}]}
-        timed = len(recorded_lines(self.folder / TIMING, played))
-        recorder = Recorder(self.folder, toml.to_toml(self.experiment.config), described, after=played)
+        timed = len(read_whole_lines(self.folder / TIMING, played))
+        recorder = RunWriter(self.folder, toml.to_toml(self.experiment.config), described, after=played)
         if timed == played - 1:
             # The crash came between the checkpoint and this line.
             recorder.timing(played, self.timing)

@@ -11,41 +11,43 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedhen.errors import Stopped
+from fedhen.errors import RunStopped
 from fedhen.experiment import checkpoint_files, checkpoint_state, provenance
 from fedhen.experiment.experiment import Experiment, Step
-from fedhen.experiment.resume import NEW, Beginning, How, settings_of
-from fedhen.fileio.background import Beside
+from fedhen.experiment.resume import NEW_RUN, ResumePolicy, RunStart, flatten_settings
+from fedhen.fileio.background import BackgroundTask
 from fedhen.interrupts import Abandoned, Stop
 from fedhen.models.model_files import save_models
-from fedhen.runs.layout import resume_line
-from fedhen.runs.writer import Recorder, record_errors, writing
+from fedhen.runs.layout import resume_command
+from fedhen.runs.writer import RunWriter, explain_write_errors, write_device_errors
 
 
-def play_into(folder: Path, experiment: Experiment, how: How = NEW, stop: Stop | None = None) -> Iterator[Step]:
+def play_run(
+    folder: Path, experiment: Experiment, how: ResumePolicy = NEW_RUN, stop: Stop | None = None
+) -> Iterator[Step]:
     """Play the rounds that are left and leave a run folder behind; rank 0 alone writes it.
 
     Told to stop it saves the last whole round and raises Stopped. Nothing is yielded where the run is finished.
     """
-    ranks, beginning, stop = experiment.ranks, Beginning(folder, experiment, how), stop or Stop()
+    ranks, beginning, stop = experiment.ranks, RunStart(folder, experiment, how), stop or Stop()
     with ExitStack() as held:
         plan = ranks.first(lambda: beginning.find(held))
         if plan["finished"]:
             return
         if plan["saved"] is not None:
-            experiment.restore(checkpoint_state.restore(beginning.saved, plan["saved"], experiment.state()))
-        keeper = Keeper(folder, experiment, beginning, held.enter_context(Beside()))
+            experiment.restore(checkpoint_state.restore_state(beginning.saved, plan["saved"], experiment.state()))
+        keeper = RunKeeper(folder, experiment, beginning, held.enter_context(BackgroundTask()))
         if not ranks.rank:
-            held.enter_context(writing(folder))
+            held.enter_context(explain_write_errors(folder))
             keeper.recorder = held.enter_context(beginning.recorder())
         held.enter_context(stop.heard())
         yield from _played(keeper, stop)
         keeper.finish()
     if told := max(ranks.gather(stop.signal)):
-        raise Stopped(told, f"stopped; {folder} is finished")
+        raise RunStopped(told, f"stopped; {folder} is finished")
 
 
-def _played(keeper: Keeper, stop: Stop) -> Iterator[Step]:
+def _played(keeper: RunKeeper, stop: Stop) -> Iterator[Step]:
     steps, ranks = keeper.experiment.play(), keeper.experiment.ranks
     while True:
         try:
@@ -53,7 +55,7 @@ def _played(keeper: Keeper, stop: Stop) -> Iterator[Step]:
                 step = next(steps, None)
         except Abandoned:
             keeper.take_back()
-            raise Stopped(stop.signal, keeper.goodbye(), abandoned=True) from None
+            raise RunStopped(stop.signal, keeper.goodbye(), abandoned=True) from None
         if step is None:
             return
         last = step.record["round"] == keeper.experiment.config.rounds
@@ -62,18 +64,18 @@ def _played(keeper: Keeper, stop: Stop) -> Iterator[Step]:
         told = max(ranks.gather(stop.signal))
         if told and not last:
             keeper.save_at_last()
-            raise Stopped(told, keeper.goodbye())
+            raise RunStopped(told, keeper.goodbye())
 
 
 @dataclass
-class Keeper:
+class RunKeeper:
     """Records whole rounds, and saves them when it is time to."""
 
     folder: Path
     experiment: Experiment
-    beginning: Beginning
-    beside: Beside
-    recorder: Recorder | None = None
+    beginning: RunStart
+    beside: BackgroundTask
+    recorder: RunWriter | None = None
     """Rank 0's."""
     records: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -90,7 +92,7 @@ class Keeper:
     def commit(self, step: Step, now: bool) -> Step:
         """A whole round: its line, then the checkpoint if it is due, then what both took."""
         if self.recorder is not None:
-            record_errors(self.folder, step.record["round"], step.failed)
+            write_device_errors(self.folder, step.record["round"], step.failed)
             self.recorder.round(step.record)
             self.records.append(step.record)
         self.whole, self.timing = self.experiment.state(), step.timing
@@ -123,11 +125,11 @@ class Keeper:
             about = {
                 "seconds": round(began - self.began, 6),
                 "timing": self.timing,
-                "config": settings_of(self.experiment.config),
+                "config": flatten_settings(self.experiment.config),
                 "digests": self.beginning.digests,
                 "versions": provenance.versions(),
             }
-        write = checkpoint_state.save(self.whole, self.folder / checkpoint_files.FOLDER, about)
+        write = checkpoint_state.prepare_checkpoint(self.whole, self.folder / checkpoint_files.FOLDER, about)
         if self.whole.lasts:
             self.beside.begin(partial(self._write, write, number))
         else:
@@ -159,7 +161,7 @@ class Keeper:
 
     def goodbye(self) -> str:
         """How to go on."""
-        done, resume = f"stopped after round {self.whole.played}", f"go on with: {resume_line(self.folder)}"
+        done, resume = f"stopped after round {self.whole.played}", f"go on with: {resume_command(self.folder)}"
         if self.saved_round == self.whole.played:
             return f"{done}; {resume}"
         if self.saved_round:
@@ -172,11 +174,11 @@ class Keeper:
             # First: a checkpoint that does not fit the disk must not take the models' room.
             self.beside.end()
             save_models(self.folder, self.experiment.reported, self.experiment.about_models())
-            self.recorder.finish(summary(self.experiment, self.records, time.perf_counter() - self.began))
-            checkpoint_files.keep(self.folder / checkpoint_files.FOLDER, 1)
+            self.recorder.finish(make_summary(self.experiment, self.records, time.perf_counter() - self.began))
+            checkpoint_files.keep_newest(self.folder / checkpoint_files.FOLDER, 1)
 
 
-def summary(experiment: Experiment, records: list[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
+def make_summary(experiment: Experiment, records: list[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
     """The end of a run in a few numbers."""
     config, scored = experiment.config, [r["accuracy"] for r in records if "accuracy" in r]
     # The server of a fleet may have no test data.

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from threading import Thread
 from types import TracebackType
 
-from fedhen.errors import AtOnce
+from fedhen.errors import StopNow
 
 PATIENCE = 1.0
 """Seconds that nobody needs to be told about."""
 
 
-class Beside:
+class BackgroundTask:
     """Work in a thread, which is waited for before the next, and at the end."""
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Beside:
         if error is not None:
             raise error
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> BackgroundTask:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         # The folder is not let go of while something is written into it, unless the process is about to end.
-        if kind is None or not issubclass(kind, AtOnce):
+        if kind is None or not issubclass(kind, StopNow):
             self.end()

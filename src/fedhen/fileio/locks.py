@@ -14,7 +14,7 @@ LOCK = "run.lock"
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes off a run folder."""
     try:
         file = (folder / LOCK).open("ab")

@@ -16,26 +16,26 @@ MOST = 2**63
 
 Check = Callable[[Mapping[str, Any], int], None]
 """(object, number of its line) -> a ValueError, KeyError or TypeError if it is not what it should be."""
-WRONG = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+PARSE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What untrusted values raise when they are read as if they could be trusted."""
 
 
-def table(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file."""
     return tomllib.loads(_whole(path))
 
 
-def json_object(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, none where there is no such file."""
     if not path.is_file():
         return None
-    value = parsed(_whole(path))
+    value = parse_json(_whole(path))
     if not isinstance(value, dict):
         raise TypeError(f"{path.name} is no object")
     return value
 
 
-def json_lines(path: Path, check: Check) -> tuple[list[dict[str, Any]], str]:
+def read_json_lines(path: Path, check: Check) -> tuple[list[dict[str, Any]], str]:
     """The objects before the first line that is wrong, and what is wrong with it, nothing if all is well.
 
     A last line without an end is what a crash leaves behind: it is torn, and no line before it is in doubt.
@@ -51,29 +51,29 @@ def json_lines(path: Path, check: Check) -> tuple[list[dict[str, Any]], str]:
             if line.isspace():
                 continue
             try:
-                value = parsed(line.decode("utf-8"))
+                value = parse_json(line.decode("utf-8"))
                 check(value, number)
                 found.append(value)
-            except WRONG as error:
+            except PARSE_ERRORS as error:
                 if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                     return found, f"the last line of {path.name} is torn"
-                return found, f"{path.name} is damaged from line {number} on: {reason(error)}"
+                return found, f"{path.name} is damaged from line {number} on: {describe_error(error)}"
     return found, ""
 
 
-def parsed(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """JSON, strictly: NaN and infinity are no numbers."""
     return json.loads(text, parse_constant=_no_number)
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """What is wrong, in a few words."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return f"no {error}" if isinstance(error, KeyError) else f"{str(error) or type(error).__name__}"[:200]
 
 
-def number(value: Any, least: float = 0, most: float = MOST) -> float:
+def check_number(value: Any, least: float = 0, most: float = MOST) -> float:
     """A number between two others."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise TypeError(f"{str(value)[:40]!r} is no number")
@@ -82,21 +82,21 @@ def number(value: Any, least: float = 0, most: float = MOST) -> float:
     return value
 
 
-def whole(value: Any, least: int = 0) -> int:
+def check_int(value: Any, least: int = 0) -> int:
     """A whole number, at least so large."""
     if not isinstance(value, int):
         raise TypeError(f"{str(value)[:40]!r} is no whole number")
-    return int(number(value, least))
+    return int(check_number(value, least))
 
 
-def text(value: Any) -> str:
+def check_text(value: Any) -> str:
     """A string."""
     if not isinstance(value, str):
         raise TypeError(f"{str(value)[:40]!r} is no text")
     return value
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
+def check_mapping(value: Any) -> Mapping[str, Any]:
     """A table."""
     if not isinstance(value, dict):
         raise TypeError(f"{str(value)[:40]!r} is no table")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedhen.algorithm.methods import Method, method_named
+from fedhen.algorithm.methods import Method, load_method
 from fedhen.config.settings import Config
 from fedhen.data import sources
 from fedhen.data.dataset import Data, Normalisation, arrays
@@ -17,7 +17,7 @@ from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 from fedhen.models.family import Family
-from fedhen.models.registry import family_named
+from fedhen.models.registry import make_family
 
 NodeConfig = Mapping[str, bool | float | int | str]
 """What a node was started with: --node-config 'tier="simple" data="/data"'."""
@@ -54,11 +54,11 @@ class App:
             return self.method
         if config.method_file:
             raise UserError("a fleet does not run a method's file: import it in the app, as App(..., method=...)")
-        return method_named(config.method)
+        return load_method(config.method)
 
     def family_of(self, config: Config, data: Data) -> Family:
         """The models."""
-        return self.family or family_named(config, data.shape, data.classes)
+        return self.family or make_family(config, data.shape, data.classes)
 
     def on_device(self, node: NodeConfig, config: Config, inputs: Sequence[int], classes: int) -> Data:
         """What a device trains on, all of it in one shard."""
@@ -99,12 +99,12 @@ def recipe_app() -> App:
     """For a trial on one machine: every node deals the recipe's data as a simulation does, and takes its own shard."""
 
     def training_data(node: NodeConfig, config: Config) -> Examples:
-        data = sources.load(config.data, data_root(None), config.seed)
+        data = sources.load_data(config.data, data_root(None), config.seed)
         shard = deal(data, config.split, config.devices.number, config.seed)[int(node["device"])]
         return Examples(data.x[torch.from_numpy(shard)], data.y[torch.from_numpy(shard)], data.normalisation)
 
     def test_data(config: Config) -> Examples:
-        data = sources.load(config.data, data_root(None), config.seed)
+        data = sources.load_data(config.data, data_root(None), config.seed)
         return Examples(data.x_test, data.y_test, data.normalisation)
 
     return App(training_data, test_data)

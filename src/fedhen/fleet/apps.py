@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedhen.config import toml
 from fedhen.errors import UserError, one_line
 from fedhen.fleet.app import App
-from fedhen.fleet.client import Node
+from fedhen.fleet.client import FleetClient
 from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
 from fedhen.fleet.server import Job, play
 
@@ -25,12 +25,12 @@ def client_app(app: App) -> ClientApp:
 
     @client.query()
     def query(message: Message, context: Context) -> Message:
-        node = Node(app, context.node_config, context.node_id)
+        node = FleetClient(app, context.node_config, context.node_id)
         return Message(node.identify(message.content), reply_to=message)
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
-        node = Node(app, context.node_config, context.node_id)
+        node = FleetClient(app, context.node_config, context.node_id)
         return Message(node.train(message.content), reply_to=message)
 
     return client
@@ -48,7 +48,7 @@ def server_app(app: App) -> ServerApp:
         settings = {key: context.run_config.get(key) for key in (CONFIG, RUN, RESUME)}
         if not settings[CONFIG] or not settings[RUN]:
             raise UserError("this app is started by `fedhen fleet run`")
-        config, run = toml.parsed(str(settings[CONFIG])), Path(str(settings[RUN]))
+        config, run = toml.parse_toml(str(settings[CONFIG])), Path(str(settings[RUN]))
         job = Job(config, run, bool(settings[RESUME]), context.run_id)
         try:
             for step in play(grid, app, job):

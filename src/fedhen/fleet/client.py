@@ -15,25 +15,25 @@ from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Update
 from fedhen.config import toml, validation
 from fedhen.config.settings import Config
-from fedhen.devices.population import Fleet
-from fedhen.engines.sequential import PlainDevices
+from fedhen.devices.population import Population
+from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import UserError, one_line
 from fedhen.experiment import build
 from fedhen.fileio.atomic import write_text
 from fedhen.fleet import protocol
 from fedhen.fleet.app import App, NodeConfig
-from fedhen.fleet.client_state import MemoryFiles
+from fedhen.fleet.client_state import ClientState
 from fedhen.fleet.protocol import Answer, Identity, Malformed, Order
-from fedhen.hardware.accelerator import device_named
-from fedhen.hardware.memory import OUT_OF_MEMORY, ran_out
-from fedhen.params import finite
+from fedhen.hardware.accelerator import choose_device
+from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
+from fedhen.params import is_finite
 
 STATE = "FEDHEN_STATE"
 NAME = "name"
 
 
 @dataclass(frozen=True)
-class Node:
+class FleetClient:
     """One device of a real fleet."""
 
     app: App
@@ -43,7 +43,7 @@ class Node:
 
     def identify(self, content: RecordDict) -> RecordDict:
         """Who it is: its tier, how many examples it has, and the name that it keeps."""
-        config = toml.parsed(protocol.read_question(content))
+        config = toml.parse_toml(protocol.read_question(content))
         samples = self.app.samples(self.config, config)
         return protocol.pack_identity(Identity(self.tier, samples, self.name, int(self.config.get("device", -1))))
 
@@ -53,7 +53,7 @@ class Node:
             return protocol.pack_answer(self.answer(content))
         except Exception as error:
             if not isinstance(error, UserError | Malformed):
-                error = UserError(OUT_OF_MEMORY if ran_out(error) else f"{type(error).__name__}: {error}")
+                error = UserError(OUT_OF_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
             return protocol.pack_failure(one_line(str(error))[:LONGEST])
 
     def answer(self, content: RecordDict) -> Answer:
@@ -66,24 +66,24 @@ class Node:
         learned = {n: t for n, t in held.items() if n in fleet.holdings[self.tier].learned}
         model = protocol.unpack(content.get("model"), held)
         mean = protocol.unpack(content.get("mean"), learned) if fleet.local.copies else {}
-        files, devices = MemoryFiles(self.state, order.run), PlainDevices(fleet)
+        files, devices = ClientState(self.state, order.run), SequentialDevices(fleet)
         if fleet.local.remember is not None and order.memory:
             devices.memory[0] = files.read(order.memory, learned)
         reply = devices.attempt(order.round, 0, Sent({self.tier: model}, {self.tier: mean}))
         if isinstance(reply, Failure):
             raise UserError(reply.error)
-        if fleet.local.remember is not None and finite(reply.weights):
+        if fleet.local.remember is not None and is_finite(reply.weights):
             # Before the answer leaves: what the server merges this device must know tomorrow.
             files.write(order.round, devices.memory[0], order.memory)
-        return answer_of(reply, fleet)
+        return make_answer(reply, fleet)
 
-    def fleet(self, order: Order) -> Fleet:
+    def fleet(self, order: Order) -> Population:
         """The one device that it is, as the simulator has it."""
-        config = self.with_threads(toml.parsed(order.config))
+        config = self.with_threads(toml.parse_toml(order.config))
         accelerator = str(self.config.get("accelerator", "auto"))
-        where = device_named(accelerator)
+        where = choose_device(accelerator)
         data = self.app.on_device(self.config, config, order.inputs, order.classes)
-        return build.fleet_of(
+        return build.build_population(
             config,
             self.app.family_of(config, data),
             self.app.method_of(config),
@@ -100,9 +100,9 @@ class Node:
             return config
         return validation.from_mapping({"runtime": {"threads": self.config["threads"]}}, config)
 
-    def held(self, fleet: Fleet) -> dict[str, Tensor]:
+    def held(self, fleet: Population) -> dict[str, Tensor]:
         """The weights of its tier, with nothing in them."""
-        module, shapes = PlainDevices(fleet).new_module(self.tier), fleet.holdings[self.tier].shapes
+        module, shapes = SequentialDevices(fleet).new_module(self.tier), fleet.holdings[self.tier].shapes
         return {name: tensor for name, tensor in module.state_dict().items() if name in shapes}
 
     @property
@@ -135,7 +135,7 @@ class Node:
             raise UserError(f"the node cannot keep its state in {self.state}: {error.strerror}") from None
 
 
-def answer_of(update: Update, fleet: Fleet) -> Answer:
+def make_answer(update: Update, fleet: Population) -> Answer:
     """What of an update is sent: not what the server can tell by itself."""
     present = fleet.data.present(0).nonzero().flatten().tolist() if update.rows else []
     change = update.remembered if fleet.local.known is None else {}

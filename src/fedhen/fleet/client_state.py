@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedhen.errors import UserError
-from fedhen.experiment.checkpoint_files import KINDS
+from fedhen.experiment.checkpoint_files import SAFETENSORS_TYPES
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import replace_file
 from fedhen.params import Weights
@@ -27,7 +27,7 @@ RUNS_KEPT = 2
 
 
 @dataclass(frozen=True)
-class MemoryFiles:
+class ClientState:
     """The memory of one device in one run."""
 
     folder: Path
@@ -50,14 +50,17 @@ class MemoryFiles:
                 names = set(file.keys())
                 for name in names & like.keys():
                     part, tensor = file.get_slice(name), like[name]
-                    if (list(part.get_shape()), part.get_dtype()) != (list(tensor.shape), KINDS[tensor.dtype]):
+                    if (list(part.get_shape()), part.get_dtype()) != (
+                        list(tensor.shape),
+                        SAFETENSORS_TYPES[tensor.dtype],
+                    ):
                         raise ValueError(f"{name!r} has another shape or type")
                 if names != like.keys():
                     raise ValueError("it has other weights")
                 return {name: file.get_tensor(name).to(tensor.device) for name, tensor in like.items()}
-        except (SafetensorError, OSError, *untrusted.WRONG) as error:
+        except (SafetensorError, OSError, *untrusted.PARSE_ERRORS) as error:
             raise UserError(
-                f"the device's memory after round {number} cannot be read ({untrusted.reason(error)}): "
+                f"the device's memory after round {number} cannot be read ({untrusted.describe_error(error)}): "
                 f"put {path.name} back, or start another run"
             ) from None
 

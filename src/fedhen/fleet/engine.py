@@ -15,12 +15,12 @@ from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.sampling import Activate
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.config import toml
-from fedhen.devices.population import Fleet
+from fedhen.devices.population import Population
 from fedhen.fleet import protocol
-from fedhen.fleet.membership import Roster
-from fedhen.fleet.messages import Mail
+from fedhen.fleet.membership import Membership
+from fedhen.fleet.messages import Messages
 from fedhen.fleet.protocol import Answer, Malformed, Order
-from fedhen.params import Weights, finite
+from fedhen.params import Weights, is_finite
 
 POLL = 0.5
 """Seconds between looks into the mail: more often only keeps the SuperLink busy."""
@@ -29,11 +29,11 @@ SLACK = 10.0
 
 
 @dataclass
-class GridDevices:
+class FleetDevices:
     """The devices of a real fleet."""
 
-    fleet: Fleet
-    roster: Roster
+    fleet: Population
+    roster: Membership
     merged: Callable[[int], Mapping[int, int]]
     """Round -> for each device the last round before it of which the server has merged its update."""
     poll: float = POLL
@@ -41,7 +41,7 @@ class GridDevices:
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15: ask the active devices, until enough have answered or the time is up."""
         end = time.monotonic() + self.fleet.config.fleet.deadline
-        mail: Mail[int] = Mail(self.roster.grid)
+        mail: Messages[int] = Messages(self.roster.grid)
         self.roster.look()
         there = [device for device in active if self.roster.node_of(device) is not None]
         for device in sorted(set(active) - set(there)):
@@ -53,7 +53,7 @@ class GridDevices:
             for device, content in mail.collect():
                 reply = self.reply(device, content, sent)
                 # One that will be dropped must not end the round for the others.
-                needed -= isinstance(reply, Update) and finite(reply.weights)
+                needed -= isinstance(reply, Update) and is_finite(reply.weights)
                 yield reply
                 del reply, content
             if not mail.waiting or needed <= 0 or time.monotonic() > end or not self.someone(mail):
@@ -69,7 +69,7 @@ class GridDevices:
         fleet = self.fleet.config.fleet
         return min(active, fleet.enough or max(1, active - fleet.extra))
 
-    def someone(self, mail: Mail[int]) -> bool:
+    def someone(self, mail: Messages[int]) -> bool:
         """Whether anyone that is waited for is still connected."""
         return any(self.roster.members[device].node in self.roster.online for device in mail.waiting.values())
 
@@ -119,7 +119,7 @@ class GridDevices:
         trained = {name: tensor for name, tensor in model.items() if name in learned}
         changes = trained if local.remember is not None and local.known is None else {}
         answer = protocol.read_answer(content, model, changes, fleet.data.classes)
-        if answer.change and finite(answer.weights) and not finite(answer.change):
+        if answer.change and is_finite(answer.weights) and not is_finite(answer.change):
             raise Malformed("what it remembers is not finite")
         return Update(
             device,
@@ -136,7 +136,7 @@ class GridDevices:
     def remembered(self, answer: Answer, trained: Weights) -> Weights:
         """By how much the device's memory changed: it says so, or the server can tell."""
         local = self.fleet.local
-        if local.remember is None or not finite(answer.weights):
+        if local.remember is None or not is_finite(answer.weights):
             return {}
         return answer.change if local.known is None else local.known(trained, answer.weights)
 
@@ -150,7 +150,7 @@ class GridDevices:
         return {name: held for name in answer.weights if name in self.fleet.family.outputs}
 
 
-def activation(draw: Activate, roster: Roster, seed: int) -> Activate:
+def make_fleet_sampler(draw: Activate, roster: Membership, seed: int) -> Activate:
     """Whom to activate in a fleet: those that are drawn, and for each that is not connected another one that is.
 
     While all are connected it is the draw itself, and so what a simulation does.

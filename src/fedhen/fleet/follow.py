@@ -10,7 +10,7 @@ from typing import Any
 from fedhen.errors import UserError
 from fedhen.fileio import untrusted
 from fedhen.fleet.run_settings import ANEW
-from fedhen.fleet.superlink import Link
+from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.layout import ROUNDS, SUMMARY, TIMING
 
 LOOK, ASK = 0.5, 10.0
@@ -20,62 +20,62 @@ PATIENCE = 3
 
 
 def follow(
-    link: Link, number: str, folder: Path, after: int, planned: int, go_on: str = ""
+    link: SuperLinkClient, number: str, folder: Path, after: int, planned: int, go_on: str = ""
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     """Every round after that one with its timing, until `planned` are played; `go_on` is told if it ends before."""
     asked, silent = time.monotonic(), 0
     while True:
         # Looked at first: the summary is written after all rounds, so that those read after it are all.
-        is_over = finished(folder) >= planned
-        for record, timing in recorded(folder, after):
+        is_over = read_finished_rounds(folder) >= planned
+        for record, timing in read_new_rounds(folder, after):
             yield record, timing
             after = record["round"]
         if is_over:
             return
         if time.monotonic() - asked >= ASK:
-            status, why = answer(link, number)
+            status, why = ask_status(link, number)
             asked, silent = time.monotonic(), silent + 1 if why else 0
             if silent >= PATIENCE:
-                raise UserError(ended("the SuperLink does not answer", folder, why, go_on))
+                raise UserError(explain_end("the SuperLink does not answer", folder, why, go_on))
             if status == "finished:completed":
                 # All is written by then, here or where the server is.
-                yield from recorded(folder, after)
+                yield from read_new_rounds(folder, after)
                 return
             if status.startswith("finished"):
-                raise UserError(ended(status, folder, link.why(number), go_on))
+                raise UserError(explain_end(status, folder, link.why(number), go_on))
         time.sleep(LOOK)
 
 
-def recorded(folder: Path, after: int = 0) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def read_new_rounds(folder: Path, after: int = 0) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The later rounds that a folder holds whole; a round's timing is written last, after the checkpoint."""
-    timings = {timing["round"]: timing for timing in untrusted.json_lines(folder / TIMING, _check_timing)[0]}
-    rounds = untrusted.json_lines(folder / ROUNDS, _check_round)[0][after:]
+    timings = {timing["round"]: timing for timing in untrusted.read_json_lines(folder / TIMING, _check_timing)[0]}
+    rounds = untrusted.read_json_lines(folder / ROUNDS, _check_round)[0][after:]
     return [(record, timings[record["round"]]) for record in rounds if record["round"] in timings]
 
 
-def last(folder: Path) -> int:
+def last_round(folder: Path) -> int:
     """The last round that a folder holds whole, 0 if none."""
-    return max((record["round"] for record, _ in recorded(folder)), default=0)
+    return max((record["round"] for record, _ in read_new_rounds(folder)), default=0)
 
 
 def _check_timing(timing: Mapping[str, Any], line: int) -> None:
-    untrusted.whole(timing["round"])
+    untrusted.check_int(timing["round"])
 
 
 def _check_round(record: Mapping[str, Any], line: int) -> None:
-    if untrusted.whole(record["round"]) != line:
+    if untrusted.check_int(record["round"]) != line:
         raise ValueError("the rounds do not follow each other")
 
 
-def finished(folder: Path) -> int:
+def read_finished_rounds(folder: Path) -> int:
     """The rounds after which a run was finished; a summary of fewer than planned is from before they were added."""
     try:
-        return untrusted.whole((untrusted.json_object(folder / SUMMARY) or {"rounds": 0})["rounds"])
-    except (OSError, *untrusted.WRONG):
+        return untrusted.check_int((untrusted.read_json(folder / SUMMARY) or {"rounds": 0})["rounds"])
+    except (OSError, *untrusted.PARSE_ERRORS):
         return 0
 
 
-def answer(link: Link, number: str) -> tuple[str, str]:
+def ask_status(link: SuperLinkClient, number: str) -> tuple[str, str]:
     """What the SuperLink says of a run, or why it says nothing."""
     try:
         return link.status(number), ""
@@ -83,10 +83,10 @@ def answer(link: Link, number: str) -> tuple[str, str]:
         return "", str(error)
 
 
-def ended(status: str, folder: Path, why: str, go_on: str) -> str:
+def explain_end(status: str, folder: Path, why: str, go_on: str) -> str:
     """Why a run ended before its time, and how to go on where that is of use."""
     said = f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}"
-    rounds = last(folder)
+    rounds = last_round(folder)
     if not rounds or why.endswith(ANEW):
         return said
     return f"{said}; {rounds} rounds are saved{f', go on with: {go_on}' if go_on else f' in {folder}'}"

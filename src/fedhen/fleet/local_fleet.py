@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.config.settings import Config
-from fedhen.fleet.follow import follow, last
+from fedhen.fleet.follow import follow, last_round
 from fedhen.fleet.processes import Processes
-from fedhen.fleet.project import NODES, Folder, names
-from fedhen.fleet.superlink import Link
+from fedhen.fleet.project import NODES, FleetProject, node_names
+from fedhen.fleet.superlink import SuperLinkClient
 
 SUPERLINK = "superlink"
 EAGER = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
@@ -23,7 +23,7 @@ START = 60.0
 
 
 @dataclass
-class Trial:
+class LocalFleet:
     """A fleet on this machine; inside `running`, it is up."""
 
     path: Path
@@ -37,13 +37,13 @@ class Trial:
     """Hears what is begun: the programs take their time."""
 
     def __post_init__(self) -> None:
-        self.folder = Folder(self.path, f"127.0.0.1:{free_port()}", self.secure)
+        self.folder = FleetProject(self.path, f"127.0.0.1:{free_port()}", self.secure)
         self.processes = Processes(self.path / "logs")
-        self.link = Link(self.folder, self.processes)
-        self.places = {name: place for place, name in enumerate(names(self.nodes))}
+        self.link = SuperLinkClient(self.folder, self.processes)
+        self.places = {name: place for place, name in enumerate(node_names(self.nodes))}
 
     @contextmanager
-    def running(self) -> Iterator[Trial]:
+    def running(self) -> Iterator[LocalFleet]:
         """Inside, the fleet is up; afterwards no process of it is left."""
         try:
             self.folder.write(self.config, self.nodes)
@@ -78,7 +78,7 @@ class Trial:
 
     def play(self, run: Path, resume: bool = False) -> Iterator[tuple[dict[str, Any], Any]]:
         """Start a training and follow its rounds."""
-        after = last(run)
+        after = last_round(run)
         yield from follow(self.link, self.link.start(self.config, run, resume), run, after, self.config.rounds)
 
 

@@ -20,7 +20,7 @@ from fedhen.errors import UserError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import write_json
 from fedhen.fleet import protocol
-from fedhen.fleet.messages import Mail
+from fedhen.fleet.messages import Messages
 from fedhen.fleet.protocol import Identity, Malformed
 from fedhen.runs.layout import FLEET
 
@@ -39,7 +39,7 @@ class Member(NamedTuple):
 
 
 @dataclass
-class Roster:
+class Membership:
     """The devices of the fleet in the order of their numbers, and the nodes that they are now."""
 
     grid: Grid
@@ -54,7 +54,7 @@ class Roster:
     """The nodes that are connected."""
 
     def __post_init__(self) -> None:
-        self.mail: Mail[int] = Mail(self.grid)
+        self.mail: Messages[int] = Messages(self.grid)
         self.asked: dict[int, float] = {}
 
     def look(self) -> None:
@@ -149,39 +149,39 @@ class Roster:
         write_json(folder / FLEET, {"run": self.run, "flower": str(flower), "devices": members})
 
 
-def saved(folder: Path, grid: Grid, config: Config) -> Roster:
+def read_membership(folder: Path, grid: Grid, config: Config) -> Membership:
     """The fleet of a run that was begun."""
     try:
-        found = untrusted.json_object(folder / FLEET)
+        found = untrusted.read_json(folder / FLEET)
         if found is None:
             raise UserError(f"{folder} was not played by a fleet: go on with: fedhen resume {folder}")
         members = [_member(entry) for entry in found["devices"]]
-        run = untrusted.text(found["run"])
-    except (OSError, *untrusted.WRONG) as error:
+        run = untrusted.check_text(found["run"])
+    except (OSError, *untrusted.PARSE_ERRORS) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{folder / FLEET} is damaged: {one_line(untrusted.reason(error))}") from None
+        raise UserError(f"{folder / FLEET} is damaged: {one_line(untrusted.describe_error(error))}") from None
     if len(members) != config.devices.number:
         raise UserError(f"{folder / FLEET} has {len(members)} devices, the run {config.devices.number}")
-    return Roster(grid, toml.to_toml(config), members, run)
+    return Membership(grid, toml.to_toml(config), members, run)
 
 
 def _member(entry: Mapping[str, Any]) -> Member:
     who = Identity(
-        tier=untrusted.text(entry["tier"]),
-        samples=untrusted.whole(entry["samples"], 1),
-        name=untrusted.text(entry["name"]),
-        place=untrusted.whole(entry["place"], -1),
+        tier=untrusted.check_text(entry["tier"]),
+        samples=untrusted.check_int(entry["samples"], 1),
+        name=untrusted.check_text(entry["name"]),
+        place=untrusted.check_int(entry["place"], -1),
     )
-    return Member(who, int(untrusted.text(entry["node"])))
+    return Member(who, int(untrusted.check_text(entry["node"])))
 
 
-def flower_run(folder: Path) -> str:
+def read_flower_run(folder: Path) -> str:
     """Flower's number of the run that last played a folder; nothing where it cannot be told."""
     try:
-        found = untrusted.json_object(folder / FLEET) or {}
-        return str(int(untrusted.text(found["flower"])))
-    except (OSError, *untrusted.WRONG):
+        found = untrusted.read_json(folder / FLEET) or {}
+        return str(int(untrusted.check_text(found["flower"])))
+    except (OSError, *untrusted.PARSE_ERRORS):
         return ""
 
 

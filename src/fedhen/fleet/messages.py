@@ -15,7 +15,7 @@ from fedhen.errors import one_line
 K = TypeVar("K", bound=Hashable)
 
 
-class Mail(Generic[K]):
+class Messages(Generic[K]):
     """Messages under way, each under a key of the sender's."""
 
     def __init__(self, grid: Grid) -> None:
@@ -43,7 +43,7 @@ class Mail(Generic[K]):
             try:
                 messages = list(self.grid.pull_messages([number]))
                 # An expired message is answered by the SuperLink, not by the node: only this tells whose it was.
-                found = [content_of(m) for m in messages if m.metadata.reply_to_message_id == number]
+                found = [read_content(m) for m in messages if m.metadata.reply_to_message_id == number]
             except (OSError, httpx.HTTPError):
                 # No node's doing: the SuperLink cannot be reached.
                 raise
@@ -59,7 +59,7 @@ class Mail(Generic[K]):
         return left
 
 
-def content_of(message: Message) -> RecordDict | str:
+def read_content(message: Message) -> RecordDict | str:
     """What a message holds, or why it holds nothing."""
     if message.has_error():
         reason = message.error.reason or f"error {message.error.code}"

@@ -44,7 +44,7 @@ class Processes:
         self.watcher = self.watcher or _watcher(self.mark)
         with (self.logs / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [program(command[0]), *command[1:]],
+                [find_program(command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -60,7 +60,7 @@ class Processes:
     ) -> subprocess.CompletedProcess[str]:
         """Run a program to its end; a Ctrl-C of the terminal is for us, and does not end it halfway."""
         return subprocess.run(
-            [program(command[0]), *command[1:]],
+            [find_program(command[0]), *command[1:]],
             stdin=subprocess.DEVNULL,
             env=self.environment(home),
             capture_output=True,
@@ -78,7 +78,7 @@ class Processes:
 
     def left(self) -> list[int]:
         """Every process that carries our mark, whoever its parent is by now."""
-        return marked(self.mark)
+        return find_marked(self.mark)
 
     def stop(self) -> None:
         """End all of them: those started last first, gently; whatever is left after a while, for good.
@@ -112,7 +112,7 @@ class Processes:
             process.poll()
 
 
-def program(name: str) -> str:
+def find_program(name: str) -> str:
     """A program of this installation."""
     path = Path(sys.executable).parent / name
     if not path.is_file():
@@ -120,7 +120,7 @@ def program(name: str) -> str:
     return str(path)
 
 
-def marked(mark: str) -> list[int]:
+def find_marked(mark: str) -> list[int]:
     """Every other process with this mark."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -176,7 +176,7 @@ def _watcher(mark: str) -> subprocess.Popen[bytes]:
 def _watch(mark: str) -> None:
     """What the watcher does."""
     sys.stdin.buffer.read()
-    while left := marked(mark):
+    while left := find_marked(mark):
         _signal(left, signal.SIGKILL)
         time.sleep(0.1)
 

@@ -32,7 +32,7 @@ server = server_app(recipe_app())
 
 
 @dataclass(frozen=True)
-class Folder:
+class FleetProject:
     """A fleet's folder, and where its SuperLink listens."""
 
     path: Path
@@ -50,7 +50,7 @@ class Folder:
         host = self.address.rpartition(":")[0]
         if self.secure:
             write_certificates(self.path / CERTIFICATES, dict.fromkeys(["127.0.0.1", "localhost", host]))
-            for name in names(nodes):
+            for name in node_names(nodes):
                 write_node_key(self.path / KEYS / name)
 
     def write_app(self, config: Config) -> None:
@@ -110,13 +110,13 @@ class Folder:
         return ["flwr", "supernode", "register", str(self.path / KEYS / f"{name}.pub"), CONNECTION]
 
 
-def opened(path: Path) -> Folder:
+def open_project(path: Path) -> FleetProject:
     """A fleet's folder as it is."""
     file = path / HOME / "config.toml"
     try:
-        connection = untrusted.table(file)["superlink"][CONNECTION]
-        return Folder(path, untrusted.text(connection["address"]), not connection.get("insecure", False))
-    except (OSError, *untrusted.WRONG):
+        connection = untrusted.read_toml(file)["superlink"][CONNECTION]
+        return FleetProject(path, untrusted.check_text(connection["address"]), not connection.get("insecure", False))
+    except (OSError, *untrusted.PARSE_ERRORS):
         raise UserError(f"{path} is no fleet's folder: make one with `fedhen fleet init DIR`") from None
 
 
@@ -131,12 +131,12 @@ def run_line(path: Path, resume: Path | None = None) -> str:
     return shlex.join(["fedhen", "fleet", "run", str(path), *more])
 
 
-def names(nodes: Mapping[str, int]) -> list[str]:
+def node_names(nodes: Mapping[str, int]) -> list[str]:
     """A name for every node: simple-1, simple-2, complex-1."""
     return [f"{tier}-{number + 1}" for tier, many in nodes.items() for number in range(many)]
 
 
-def of_nodes(config: Config, nodes: Mapping[str, int], active: int | None = None) -> Config:
+def fit_to_nodes(config: Config, nodes: Mapping[str, int], active: int | None = None) -> Config:
     """The configuration for a fleet of so many nodes of each tier, all of them active unless told otherwise."""
     if unknown := [tier for tier in nodes if tier not in config.tiers]:
         raise UserError(f"{config.recipe} has no tier {unknown[0]!r}: choose from {', '.join(config.tiers)}")

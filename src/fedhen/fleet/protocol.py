@@ -19,9 +19,9 @@ from torch import Tensor
 
 from fedhen.algorithm.failures import LONGEST
 from fedhen.errors import one_line
-from fedhen.experiment.checkpoint_files import KINDS
+from fedhen.experiment.checkpoint_files import SAFETENSORS_TYPES
 from fedhen.fileio import untrusted
-from fedhen.params import Weights, finite, size
+from fedhen.params import Weights, count_bytes, is_finite
 
 FORMAT = 1
 WEIGHTS, SAFETENSORS = "weights", "safetensors"
@@ -84,9 +84,9 @@ def pack_question(config: str) -> RecordDict:
 def read_question(content: RecordDict) -> str:
     """The run's configuration."""
     try:
-        return untrusted.text(_table(content, "question")["config"])
-    except untrusted.WRONG as error:
-        raise Malformed(f"the server's question cannot be read: {untrusted.reason(error)}") from None
+        return untrusted.check_text(_table(content, "question")["config"])
+    except untrusted.PARSE_ERRORS as error:
+        raise Malformed(f"the server's question cannot be read: {untrusted.describe_error(error)}") from None
 
 
 def pack_identity(node: Identity) -> RecordDict:
@@ -98,10 +98,10 @@ def read_identity(content: RecordDict) -> Identity:
     """Who a node says it is."""
     said = _table(content, "node")
     try:
-        tier, name = untrusted.text(said["tier"]), untrusted.text(said["name"])
-        samples, place = untrusted.whole(said["samples"], 1), untrusted.whole(said["place"], -1)
-    except untrusted.WRONG as error:
-        raise Malformed(f"it does not say who it is: {untrusted.reason(error)}") from None
+        tier, name = untrusted.check_text(said["tier"]), untrusted.check_text(said["name"])
+        samples, place = untrusted.check_int(said["samples"], 1), untrusted.check_int(said["place"], -1)
+    except untrusted.PARSE_ERRORS as error:
+        raise Malformed(f"it does not say who it is: {untrusted.describe_error(error)}") from None
     if samples > MOST_SAMPLES or max(len(tier), len(name)) > LONGEST_NAME:
         raise Malformed("what it says of itself is out of range")
     return Identity(one_line(tier), samples, one_line(name), place)
@@ -119,18 +119,18 @@ def read_order(content: RecordDict) -> Order:
     said = _table(content, "order")
     try:
         return Order(
-            run=untrusted.text(said["run"]),
-            round=untrusted.whole(said["round"], 1),
-            device=untrusted.whole(said["device"]),
-            tier=untrusted.text(said["tier"]),
-            omega=untrusted.number(said["omega"]),
-            memory=untrusted.whole(said["memory"]),
-            inputs=tuple(untrusted.whole(n, 1) for n in said["inputs"]),
-            classes=untrusted.whole(said["classes"], 1),
-            config=untrusted.text(said["config"]),
+            run=untrusted.check_text(said["run"]),
+            round=untrusted.check_int(said["round"], 1),
+            device=untrusted.check_int(said["device"]),
+            tier=untrusted.check_text(said["tier"]),
+            omega=untrusted.check_number(said["omega"]),
+            memory=untrusted.check_int(said["memory"]),
+            inputs=tuple(untrusted.check_int(n, 1) for n in said["inputs"]),
+            classes=untrusted.check_int(said["classes"], 1),
+            config=untrusted.check_text(said["config"]),
         )
-    except untrusted.WRONG as error:
-        raise Malformed(f"the server's order cannot be read: {untrusted.reason(error)}") from None
+    except untrusted.PARSE_ERRORS as error:
+        raise Malformed(f"the server's order cannot be read: {untrusted.describe_error(error)}") from None
 
 
 def pack_answer(answer: Answer) -> RecordDict:
@@ -161,7 +161,7 @@ def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mappin
     if not all(type(label) is int and 0 <= label < classes for label in present):
         raise Malformed("it holds classes that there are not")
     weights = unpack(content["model"], model)
-    if not finite(weights):
+    if not is_finite(weights):
         # The server will drop it: what it remembers does not change, and it says nothing of that.
         change = {}
     remembered = unpack(content.get("change"), change) if change else {}
@@ -178,7 +178,7 @@ def unpack(record: object, like: Mapping[str, Tensor]) -> Weights:
     """Weights with just the names, shapes and types of others: all is compared before anything becomes a tensor."""
     if not isinstance(record, ArrayRecord) or [*record] != [WEIGHTS] or record[WEIGHTS].stype != SAFETENSORS:
         raise Malformed("there are no weights")
-    data, expected = record[WEIGHTS].data, size(like)
+    data, expected = record[WEIGHTS].data, count_bytes(like)
     if not expected <= len(data) <= expected + LONGEST_HEADER:
         raise Malformed(f"its weights are {len(data)} bytes instead of {expected}")
     try:
@@ -189,7 +189,7 @@ def unpack(record: object, like: Mapping[str, Tensor]) -> Weights:
         name = one_line(odd[0])[:LONGEST_NAME]
         raise Malformed(f"weight {name!r} is {'missing' if odd[0] in like else 'not one that was sent'}")
     for name, tensor in like.items():
-        if found[name]["dtype"] != KINDS[tensor.dtype]:
+        if found[name]["dtype"] != SAFETENSORS_TYPES[tensor.dtype]:
             raise Malformed(f"weight {name!r} is of another type than was sent")
         if (shape := tuple(found[name]["shape"])) != tuple(tensor.shape):
             raise Malformed(f"weight {name!r} has shape {str(shape)[:60]}, sent was {tuple(tensor.shape)}")

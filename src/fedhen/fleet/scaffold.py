@@ -13,22 +13,22 @@ from fedhen.data import sources
 from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
-from fedhen.fleet.project import DATA, HOME, NODES, Folder, names, of_nodes, run_line, shell_line
+from fedhen.fleet.project import DATA, HOME, NODES, FleetProject, fit_to_nodes, node_names, run_line, shell_line
 
 FIRST_PORT = 9101
 """Each node on one machine needs a port of its own."""
 MOST_PORT = 65535
 
 
-def found(folder: Folder, config: Config, nodes: Mapping[str, int]) -> None:
+def create_project(folder: FleetProject, config: Config, nodes: Mapping[str, int]) -> None:
     """Write the folder, and give each node a shard of the recipe's data to begin with."""
     if folder.path.exists():
         raise UserError(f"{folder.path} exists: choose another folder")
     check_address(folder.address)
-    config = of_nodes(config, nodes)
+    config = fit_to_nodes(config, nodes)
     # A server that keeps every device's last model knows more than it needs to.
     config = replace(config, evaluation=replace(config.evaluation, devices=False), targets={})
-    data = sources.load(config.data, data_root(None), config.seed)
+    data = sources.load_data(config.data, data_root(None), config.seed)
     shards = deal(data, config.split, config.devices.number, config.seed)
     folder.write(config, nodes)
     page = folder.path / "fleet_app" / "data.py"
@@ -38,7 +38,7 @@ def found(folder: Folder, config: Config, nodes: Mapping[str, int]) -> None:
     )
     page.write_text(text, encoding="utf-8")
     (folder.path / DATA).mkdir()
-    for name, shard in zip(names(nodes), shards, strict=True):
+    for name, shard in zip(node_names(nodes), shards, strict=True):
         np.savez(folder.path / DATA / f"{name}.npz", x=data.inputs(data.x[shard]).numpy(), y=data.y[shard].numpy())
     np.savez(folder.path / DATA / "test.npz", x=data.inputs(data.x_test).numpy(), y=data.y_test.numpy())
 
@@ -52,7 +52,7 @@ def check_address(address: str) -> None:
         raise UserError(f"--address {address!r}: name the address that nodes connect to")
 
 
-def warning(address: str) -> str:
+def exposure_warning(address: str) -> str:
     """What to know where others than this machine may reach the SuperLink; nothing where they cannot."""
     host = address.rpartition(":")[0]
     if host == "localhost" or ((known := _ip(host)) is not None and known.is_loopback):
@@ -70,9 +70,9 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def instructions(folder: Folder, nodes: Mapping[str, int]) -> str:
+def make_instructions(folder: FleetProject, nodes: Mapping[str, int]) -> str:
     """The commands, in order; each of the first and third kind goes on until it is stopped."""
-    path, every = folder.path, names(nodes)
+    path, every = folder.path, node_names(nodes)
     first = {name.rpartition("-")[0]: name for name in reversed(every)}
     shown = [first[tier] for tier in nodes]
     others = f" (also: {', '.join(name for name in every if name not in shown)})" if len(every) > len(shown) else ""
@@ -94,7 +94,7 @@ def instructions(folder: Folder, nodes: Mapping[str, int]) -> str:
     return "\n".join(lines)
 
 
-def _node(folder: Folder, name: str, place: int) -> list[str]:
+def _node(folder: FleetProject, name: str, place: int) -> list[str]:
     data, state = folder.path / DATA / f"{name}.npz", folder.path / NODES / name / "state"
     node: dict[str, str | int] = {"tier": name.rpartition("-")[0], "data": str(data), "state": str(state)}
     return folder.supernode(name, FIRST_PORT + place, node)

@@ -19,9 +19,9 @@ from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.errors import UserError, one_line
 from fedhen.fleet.certificates import CA
-from fedhen.fleet.membership import flower_run
+from fedhen.fleet.membership import read_flower_run
 from fedhen.fleet.processes import Processes
-from fedhen.fleet.project import CERTIFICATES, CONNECTION, Folder
+from fedhen.fleet.project import CERTIFICATES, CONNECTION, FleetProject
 from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
 
 ANSWER = 120.0
@@ -29,10 +29,10 @@ ANSWER = 120.0
 
 
 @dataclass(frozen=True)
-class Link:
+class SuperLinkClient:
     """The SuperLink of a fleet's folder."""
 
-    folder: Folder
+    folder: FleetProject
     processes: Processes
 
     def wait(self, seconds: float, name: str = "") -> None:
@@ -72,13 +72,13 @@ class Link:
 
     def start(self, config: Config, run: Path, resume: bool = False) -> str:
         """Start a training, or go on with one; Flower's own number of it."""
-        if resume and (before := flower_run(run)):
+        if resume and (before := read_flower_run(run)):
             # One whose app was killed counts as running for another minute, and keeps its nodes busy.
             with suppress(UserError):
                 self.stop(before)
         settings = {CONFIG: toml.to_toml(config), RUN: str(run.resolve()), RESUME: resume}
         with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
-            file.write("".join(f"{key} = {toml.text_of(value)}\n" for key, value in settings.items()))
+            file.write("".join(f"{key} = {toml.format_value(value)}\n" for key, value in settings.items()))
             file.flush()
             said = self._flwr("run", str(self.folder.path), CONNECTION, "--run-config", file.name, "--format", "json")
         return str(said["run-id"])

@@ -7,19 +7,19 @@ import os
 import torch
 
 from fedhen.config.settings import ACCELERATORS
-from fedhen.distributed.communicator import launched
-from fedhen.errors import UserError, unknown
+from fedhen.distributed.communicator import read_launcher
+from fedhen.errors import UserError, unknown_name
 
 
-def device_named(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     """The accelerator of that name, of which each rank on a machine takes its own."""
     if name not in ACCELERATORS:
-        raise unknown("accelerator", name, ACCELERATORS)
+        raise unknown_name("accelerator", name, ACCELERATORS)
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError("no CUDA device is available: use --accelerator cpu or auto")
-    if launched().number == 1:
+    if read_launcher().number == 1:
         return torch.device("cuda")
     place, number = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if place >= number:

@@ -27,7 +27,7 @@ SAID = ("can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED")
 """What is said where there is no error of its own for it: by torch on a CPU, by CUDA's graphs, by its libraries."""
 
 
-def ran_out(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether it was memory that ran out, in this error or in one that it came of."""
     while error is not None:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(said in str(error) for said in SAID):
@@ -36,7 +36,7 @@ def ran_out(error: BaseException | None) -> bool:
     return False
 
 
-def within_memory(play: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+def explain_out_of_memory(play: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
     """A generator that says in one line what to lower where memory runs out."""
 
     @wraps(play)
@@ -44,7 +44,7 @@ def within_memory(play: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
         try:
             yield from play(*args, **settings)
         except Exception as error:
-            if isinstance(error, UserError) or not ran_out(error):
+            if isinstance(error, UserError) or not is_out_of_memory(error):
                 raise
             raise UserError(OUT_OF_MEMORY) from error
 

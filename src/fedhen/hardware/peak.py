@@ -11,7 +11,7 @@ import torch
 from fedhen.hardware.threads import torch_threads, usable_cores
 
 
-def product_rate(where: torch.device, precision: str) -> float:
+def measure_product_rate(where: torch.device, precision: str) -> float:
     """TFLOP/s of a large matrix product in that precision, on a CPU with all of its cores: the ceiling."""
     side = 8192 if where.type == "cuda" else 2048
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -34,7 +34,7 @@ def synchronise(where: torch.device) -> None:
         torch.cuda.synchronize(where)
 
 
-def reset_peak(where: torch.device) -> None:
+def reset_peak_memory(where: torch.device) -> None:
     """Measure the peak of memory from here on, where the system allows."""
     if where.type == "cuda":
         torch.cuda.empty_cache()
@@ -46,7 +46,7 @@ def reset_peak(where: torch.device) -> None:
         return
 
 
-def peak(where: torch.device) -> float:
+def read_peak_memory(where: torch.device) -> float:
     """The peak of memory in bytes: the GPU's, or the process's."""
     if where.type == "cuda":
         return torch.cuda.max_memory_allocated(where)

@@ -29,7 +29,7 @@ class Precision:
 
 
 @contextmanager
-def searching(on: bool) -> Iterator[None]:
+def searching_convolutions(on: bool) -> Iterator[None]:
     """Inside, cuDNN may search for the fastest convolution of each shape: worth it where shapes come back often."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = on
@@ -53,7 +53,7 @@ def exact_products() -> Iterator[None]:
 FULL = Precision("fp32", "cpu")
 
 
-def precision_named(name: str, accelerator: torch.device) -> Precision:
+def choose_precision(name: str, accelerator: torch.device) -> Precision:
     """The precision of that name; auto is bf16 on a GPU that has it, and fp32 elsewhere."""
     if name == "tf32" and accelerator.type != "cuda":
         raise UserError("runtime.precision=tf32 needs a GPU: use fp32 or auto")

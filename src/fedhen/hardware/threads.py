@@ -21,19 +21,19 @@ def usable_cores() -> int:
     return max(1, math.ceil(min(cores, _quota(_own_groups()))))
 
 
-def share_of_cores() -> int:
+def cores_per_rank() -> int:
     """The same, shared out over the ranks that torchrun started on this machine."""
     return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def threads(runtime: RuntimeConfig) -> int:
+def threads_per_worker(runtime: RuntimeConfig) -> int:
     """The torch threads of one worker."""
-    return runtime.threads or share_of_cores()
+    return runtime.threads or cores_per_rank()
 
 
-def workers(runtime: RuntimeConfig) -> int:
+def worker_count(runtime: RuntimeConfig) -> int:
     """The number of workers: as configured, or as many as keep all cores busy."""
-    return runtime.workers or max(1, share_of_cores() // threads(runtime))
+    return runtime.workers or max(1, cores_per_rank() // threads_per_worker(runtime))
 
 
 @contextmanager

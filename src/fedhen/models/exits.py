@@ -42,7 +42,7 @@ class Exits(Sequence[Tensor]):
         return lambda: self[place]
 
 
-def each(logits: Sequence[Tensor], change: Callable[[Tensor], Tensor]) -> Sequence[Tensor]:
+def map_exits(logits: Sequence[Tensor], change: Callable[[Tensor], Tensor]) -> Sequence[Tensor]:
     """The logits with that change, made when they are read."""
 
     def changed(place: int) -> Thunk:
@@ -51,6 +51,6 @@ def each(logits: Sequence[Tensor], change: Callable[[Tensor], Tensor]) -> Sequen
     return Exits([changed(place) for place in range(len(logits))])
 
 
-def masked(logits: Sequence[Tensor], present: Tensor) -> Sequence[Tensor]:
+def mask_logits(logits: Sequence[Tensor], present: Tensor) -> Sequence[Tensor]:
     """The logits with 0 for the classes that are not present."""
-    return each(logits, change=lambda z: torch.where(present, z, torch.zeros_like(z)))
+    return map_exits(logits, change=lambda z: torch.where(present, z, torch.zeros_like(z)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhen import seeds
-from fedhen.errors import UserError, unknown
+from fedhen.errors import UserError, unknown_name
 from fedhen.params import Shapes, Weights, select, shapes_of
 
 Build = Callable[[], nn.Module]
@@ -42,13 +42,13 @@ class Family:
     def exits(self, tier: str) -> tuple[str, ...]:
         """The exits of a tier's module, each named after the tier it belongs to, its own last."""
         if tier not in self.builds:
-            raise unknown("tier", tier, self.tiers)
+            raise unknown_name("tier", tier, self.tiers)
         return self.tiers[: self.tiers.index(tier) + 1] if self.nested is None else self.nested[tier]
 
     def build(self, tier: str) -> nn.Module:
         """A new module of this tier."""
         if tier not in self.builds:
-            raise unknown("tier", tier, self.tiers)
+            raise unknown_name("tier", tier, self.tiers)
         return self.builds[tier]()
 
     def whole(self) -> nn.Module:
@@ -92,7 +92,7 @@ def weights_of(module: nn.Module) -> Weights:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
-def reached(module: nn.Module, outputs: Sequence[Tensor]) -> list[set[str]]:
+def find_reached_weights(module: nn.Module, outputs: Sequence[Tensor]) -> list[set[str]]:
     """For each output of the module, the names of the weights that it depends on."""
     parameters = {n: p for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     names = []

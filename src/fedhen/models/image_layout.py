@@ -28,7 +28,7 @@ SMALL = 2.5e6
 MARK = "_fedhen_small_convolutions"
 
 
-def image_layout(module: nn.Module, sample: Tensor, precision: Precision, batch_size: int) -> nn.Module:
+def apply_image_layout(module: nn.Module, sample: Tensor, precision: Precision, batch_size: int) -> nn.Module:
     """Put a module's weights, and from now on its inputs, in the layout that is faster for it on a CPU."""
     if sample.is_cuda or sample.dim() != 4 or not is_faster_with_channels_last(module, precision):
         return module

@@ -16,7 +16,7 @@ from fedhen.errors import UserError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import PART
 from fedhen.models.family import Family, load_weights
-from fedhen.params import TierModels, Weights, count
+from fedhen.params import TierModels, Weights, count_elements
 from fedhen.runs.layout import MODELS
 
 LARGEST_SIDE = 1 << 16
@@ -71,24 +71,27 @@ def read_model(folder: Path, kind: str, tier: str) -> SavedModel:
     try:
         with safe_open(path, framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            about = untrusted.parsed(file.metadata()["fedhen"])
+            about = untrusted.parse_json(file.metadata()["fedhen"])
         return _checked(weights, about)
-    except (SafetensorError, OSError, *untrusted.WRONG) as error:
-        raise UserError(f"{path} is damaged: {untrusted.reason(error)}") from None
+    except (SafetensorError, OSError, *untrusted.PARSE_ERRORS) as error:
+        raise UserError(f"{path} is damaged: {untrusted.describe_error(error)}") from None
 
 
 def _checked(weights: Weights, about: Any) -> SavedModel:
     """What the file says of itself, which decides how large a module is built for it."""
-    exits, inputs = [untrusted.text(name) for name in about["exits"]], [untrusted.whole(n, 1) for n in about["inputs"]]
-    classes = untrusted.whole(about["classes"], 1)
+    exits, inputs = (
+        [untrusted.check_text(name) for name in about["exits"]],
+        [untrusted.check_int(n, 1) for n in about["inputs"]],
+    )
+    classes = untrusted.check_int(about["classes"], 1)
     if max(inputs, default=0) > LARGEST_SIDE:
         raise ValueError(f"inputs of shape {inputs}")
-    if classes > count(weights):
+    if classes > count_elements(weights):
         raise ValueError(f"{classes} classes are more than there are weights")
     return SavedModel(weights, exits, tuple(inputs), classes)
 
 
-def ready_module(family: Family, tier: str, weights: Weights, held: Sequence[str]) -> nn.Module:
+def build_ready_module(family: Family, tier: str, weights: Weights, held: Sequence[str]) -> nn.Module:
     """A module with these weights, which returns the logits of the exits that are held, shallowest first."""
     exits, module = family.exits(tier), _built(family, tier)
     expected = module.state_dict()

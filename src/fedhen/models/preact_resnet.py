@@ -16,7 +16,7 @@ from fedhen.errors import UserError
 from fedhen.hardware.memory import free_memory
 from fedhen.models.exits import Exits
 from fedhen.models.family import Family
-from fedhen.params import corner
+from fedhen.params import take_corner
 
 MOST_BLOCKS = 1000
 """Deeper networks do not train, and take minutes to be built."""
@@ -193,7 +193,7 @@ class Nested(PreActResNet):
         if size not in self.shells:
             return own[size.stages]
         shell = self.shells[size].train(self.training)
-        weights = {name: corner(self.get_parameter(name), p.shape) for name, p in shell.named_parameters()}
+        weights = {name: take_corner(self.get_parameter(name), p.shape) for name, p in shell.named_parameters()}
         logits: Tensor = functional_call(shell, weights, (x,))[-1]
         return logits
 

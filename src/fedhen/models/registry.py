@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from fedhen.config.settings import OWN, Config
-from fedhen.errors import UserError, unknown
+from fedhen.errors import UserError, unknown_name
 from fedhen.models.family import Family
 from fedhen.models.preact_resnet import Shape, preact_resnet
 
 
-def family_named(config: Config, inputs: tuple[int, ...], classes: int) -> Family:
+def make_family(config: Config, inputs: tuple[int, ...], classes: int) -> Family:
     """The model family that a configuration names, for inputs of that shape."""
     model = config.model
     if model.family == OWN:
         raise UserError("the model family of this run was given in Python: give it again from Python, as family=...")
     if model.family != "preact-resnet":
-        raise unknown("model family", model.family, ["preact-resnet"])
+        raise unknown_name("model family", model.family, ["preact-resnet"])
     if len(inputs) != 3 or inputs[1] != inputs[2]:
         raise UserError(f"preact-resnet needs square images (channels, size, size), found inputs of shape {inputs}")
     shape = Shape(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from fedhen.config.validation import by_key
-from fedhen.errors import UserError, unknown
+from fedhen.config.validation import flatten_config
+from fedhen.errors import UserError, unknown_name
 from fedhen.reports.variants import NOT_SET, SILENT, shown, variants
-from fedhen.runs.layout import KINDS
+from fedhen.runs.layout import MODEL_OWNERS
 from fedhen.runs.reader import Run
 
 HERO = "fedhen"
@@ -135,9 +135,9 @@ def evaluated(run: Run) -> bool:
 def scored_kind(runs: Sequence[Run], asked: str | None) -> str:
     """Whose models are reported: the kind that is asked for, else the first of KINDS that all runs have."""
     if asked is None:
-        return next(kind for kind in KINDS if all(kind in run.kinds for run in runs))
-    if asked not in KINDS:
-        raise unknown("kind", asked, KINDS)
+        return next(kind for kind in MODEL_OWNERS if all(kind in run.kinds for run in runs))
+    if asked not in MODEL_OWNERS:
+        raise unknown_name("kind", asked, MODEL_OWNERS)
     for run in runs:
         if asked not in run.kinds:
             raise UserError(
@@ -186,7 +186,7 @@ def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _without_average(runs: Sequence[Run]) -> Iterator[str]:
-    without = [f"{run.method}, seed {run.seed} ({run.folder.name})" for run in runs if KINDS[0] not in run.kinds]
+    without = [f"{run.method}, seed {run.seed} ({run.folder.name})" for run in runs if MODEL_OWNERS[0] not in run.kinds]
     if without:
         yield (
             f"No average of all devices, which the paper reports, was kept by {'; '.join(without)}: "
@@ -203,7 +203,7 @@ def _variants(comparison: Comparison) -> Iterator[str]:
 
 def _differences(comparison: Comparison) -> Iterator[str]:
     # What tells a method's variants apart is in their names; between methods it may differ all the same.
-    settings = [{**by_key(run.config), **comparison.usual[run.method]} for run in comparison.runs]
+    settings = [{**flatten_config(run.config), **comparison.usual[run.method]} for run in comparison.runs]
     for key in dict.fromkeys(chain.from_iterable(settings)):
         values = list(dict.fromkeys(shown(each.get(key, NOT_SET)) for each in settings))
         if len(values) > 1 and key not in BROUGHT and key.split(".")[0] not in BROUGHT:

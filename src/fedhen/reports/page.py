@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedhen.config.validation import flat
+from fedhen.config.validation import flatten
 from fedhen.reports.comparison import Comparison, warnings
 from fedhen.reports.curves import Chart, inline_svg
 from fedhen.reports.rendering import Table, to_html
@@ -145,7 +145,7 @@ def _configuration(comparison: Comparison) -> str:
 
 def _merged(trees: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Dotted keys with all their values."""
-    leaves = [flat(tree) for tree in trees]
+    leaves = [flatten(tree) for tree in trees]
     keys = dict.fromkeys(key for each in leaves for key in each)
     return {key: _distinct(each[key] for each in leaves if key in each) for key in keys}
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedhen.errors import UserError, unknown
+from fedhen.errors import UserError, unknown_name
 from fedhen.reports.comparison import Comparison
 from fedhen.runs.reader import Run
 
@@ -48,7 +48,7 @@ def choose_targets(comparison: Comparison, given: Given = None, kind: str = "dev
     asked: Mapping[str, Sequence[float]] = {} if given is None or isinstance(given, str) else given
     for tier, percents in asked.items():
         if tier not in comparison.tiers:
-            raise unknown("tier", tier, comparison.tiers)
+            raise unknown_name("tier", tier, comparison.tiers)
         for each in percents:
             if not 0 < each <= 100:
                 raise UserError(f"target {each:g} for {tier}: a target is a percentage above 0 and at most 100")

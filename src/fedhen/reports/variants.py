@@ -31,7 +31,7 @@ class Variants:
 
 def variants(runs: Sequence[Run]) -> Variants:
     """Sort one method's runs; those of other seeds are with the variant whose settings they have."""
-    settings = {id(run): validation.by_key(run.config) for run in runs}
+    settings = {id(run): validation.flatten_config(run.config) for run in runs}
     varied = _varied(list(settings.values()))
     wanted = _recipe(runs[0])
     # The one nearest to the recipe needs no further name, the first given among several.
@@ -72,12 +72,12 @@ def _twins(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> Iter
 def _recipe(run: Run) -> Mapping[str, Any]:
     """The settings of a run's recipe, where it is one of ours."""
     made = RECIPES.get(run.recipe)
-    return validation.by_key(tomllib.loads(to_toml(made()))) if made else {}
+    return validation.flatten_config(tomllib.loads(to_toml(made()))) if made else {}
 
 
 def short(key: str) -> str:
     """A setting by its last name, if no other has the same."""
-    known = [each for each, _ in validation.settings()]
+    known = [each for each, _ in validation.list_settings()]
     ends = Counter(each.rpartition(".")[2] for each in known) + Counter({each.split(".")[0] for each in known})
     end = key.rpartition(".")[2]
     return end if key in known and ends[end] == 1 else key

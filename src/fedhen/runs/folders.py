@@ -9,13 +9,13 @@ from pathlib import Path
 
 from fedhen.errors import UserError
 from fedhen.fileio.atomic import PART
-from fedhen.fileio.locks import LOCK, hold
-from fedhen.runs.layout import CONFIG, FLEET, resume_line
+from fedhen.fileio.locks import LOCK, lock_folder
+from fedhen.runs.layout import CONFIG, FLEET, resume_command
 
 FORCE = ", or --force to replace the runs in it"
 
 
-def claim(parent: Path, names: Sequence[str], force: bool = False, instead: str = FORCE) -> list[Path]:
+def create_run_folders(parent: Path, names: Sequence[str], force: bool = False, instead: str = FORCE) -> list[Path]:
     """Make empty folders of these names below `parent`, "" being the parent itself.
 
     Without force the parent must be empty or not exist; `instead` is told beside choosing another. With force the runs
@@ -32,7 +32,7 @@ def claim(parent: Path, names: Sequence[str], force: bool = False, instead: str 
                 raise UserError(f"{folder} does not hold a run: --force replaces runs only, choose another --out")
         for folder in folders:
             if _holds_something(folder):
-                with hold(folder):
+                with lock_folder(folder):
                     shutil.rmtree(folder)
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -40,7 +40,7 @@ def claim(parent: Path, names: Sequence[str], force: bool = False, instead: str 
     return folders
 
 
-def reopen(parent: Path, names: Sequence[str]) -> list[Path]:
+def reopen_run_folders(parent: Path, names: Sequence[str]) -> list[Path]:
     """The folders of these names below `parent`, with the runs that are in them; those that are missing are made."""
     folders = [parent / name for name in names]
     for folder in folders:
@@ -54,13 +54,13 @@ def reopen(parent: Path, names: Sequence[str]) -> list[Path]:
     return folders
 
 
-def refuse_fleets(folder: Path) -> None:
+def refuse_fleet_run(folder: Path) -> None:
     """A run that a real fleet plays is not gone on with by a simulation: its devices' data and memories are theirs."""
     if (folder / FLEET).is_file():
-        raise UserError(f"{folder} is played by a fleet: go on with: {resume_line(folder)}")
+        raise UserError(f"{folder} is played by a fleet: go on with: {resume_command(folder)}")
 
 
-def claim_fresh(parent: Path, name: str) -> Path:
+def create_fresh_folder(parent: Path, name: str) -> Path:
     """Make a folder that did not exist: name, name-2, name-3, ...; two processes never get the same one."""
     for number in range(1, 1_000_000):
         folder = parent / (name if number == 1 else f"{name}-{number}")

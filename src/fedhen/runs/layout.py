@@ -32,15 +32,15 @@ FLEET = "fleet.json"
 """In the folder of a run that a real fleet plays: the run's own name, and its devices."""
 
 
-KINDS = ("devices", "server")
+MODEL_OWNERS = ("devices", "server")
 """Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""
 
 
-def reported(scores: Mapping[str, Any]) -> str:
+def reported_owner(scores: Mapping[str, Any]) -> str:
     """The kind that is reported, of those that were scored: what the paper reports if it is there."""
-    return next(kind for kind in KINDS if kind in scores)
+    return next(kind for kind in MODEL_OWNERS if kind in scores)
 
 
-def resume_line(folder: Path) -> str:
+def resume_command(folder: Path) -> str:
     """The command that goes on with a run."""
     return f"fedhen {'fleet run --resume' if (folder / FLEET).is_file() else 'resume'} {folder}"

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedhen.errors import UserError, one_line
 from fedhen.fileio import untrusted
-from fedhen.fileio.untrusted import WRONG, mapping, number, text, whole
-from fedhen.runs.layout import CONFIG, ENVIRONMENT, KINDS, ROUNDS, SUMMARY, TIMING
+from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_mapping, check_number, check_text
+from fedhen.runs.layout import CONFIG, ENVIRONMENT, MODEL_OWNERS, ROUNDS, SUMMARY, TIMING
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Run:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Whose models it scores, first those that it reports."""
-        return KINDS if self.config.get("evaluation", {}).get("devices", True) else KINDS[1:]
+        return MODEL_OWNERS if self.config.get("evaluation", {}).get("devices", True) else MODEL_OWNERS[1:]
 
     def curve(self, tier: str, kind: str = "devices") -> list[tuple[int, float]]:
         """(round, accuracy between 0 and 1) at every evaluated round; nothing for a tier or kind it does not have."""
@@ -95,12 +95,12 @@ def read_run(folder: Path) -> Run:
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
     try:
-        config = untrusted.table(folder / CONFIG)
+        config = untrusted.read_toml(folder / CONFIG)
         _check_config(config)
-        summary, environment = (untrusted.json_object(folder / name) for name in (SUMMARY, ENVIRONMENT))
+        summary, environment = (untrusted.read_json(folder / name) for name in (SUMMARY, ENVIRONMENT))
         blank = Run(folder, config, [], [], summary, environment or {})
-        rounds, torn = untrusted.json_lines(folder / ROUNDS, partial(_check_round, blank))
-        timing, torn_timing = untrusted.json_lines(folder / TIMING, _check_timing)
+        rounds, torn = untrusted.read_json_lines(folder / ROUNDS, partial(_check_round, blank))
+        timing, torn_timing = untrusted.read_json_lines(folder / TIMING, _check_timing)
         damage = [note for note in (torn, torn_timing) if note]
         if summary is not None:
             _check_summary(blank, summary)
@@ -110,46 +110,51 @@ def read_run(folder: Path) -> Run:
                 damage.append(f"it is finished, but {ROUNDS} ends early")
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}") from None
-    except WRONG as error:
-        raise UserError(f"{folder} is damaged: {one_line(untrusted.reason(error))}") from None
+    except PARSE_ERRORS as error:
+        raise UserError(f"{folder} is damaged: {one_line(untrusted.describe_error(error))}") from None
     return replace(blank, rounds=rounds, timing=timing, damage=tuple(damage))
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
     """All that reports read of it."""
-    _ = text(config["recipe"]), text(config["method"]), whole(config["seed"]), whole(config["rounds"], 1)
+    _ = (
+        check_text(config["recipe"]),
+        check_text(config["method"]),
+        check_int(config["seed"]),
+        check_int(config["rounds"], 1),
+    )
     for name in ("evaluation", "local", "data", "targets"):
-        mapping(config.get(name, {}))
-    whole(config.get("evaluation", {}).get("every", 1), 1)
-    text(config.get("local", {}).get("name", "plain"))
-    number(config.get("data", {}).get("fraction", 1.0))
-    if not mapping(config["tiers"]):
+        check_mapping(config.get(name, {}))
+    check_int(config.get("evaluation", {}).get("every", 1), 1)
+    check_text(config.get("local", {}).get("name", "plain"))
+    check_number(config.get("data", {}).get("fraction", 1.0))
+    if not check_mapping(config["tiers"]):
         raise ValueError("there are no tiers")
-    _ = [number(share) for share in config["tiers"].values()]
+    _ = [check_number(share) for share in config["tiers"].values()]
     for targets in config.get("targets", {}).values():
         if not isinstance(targets, list):
             raise TypeError("targets are no list")
-        _ = [number(target, most=100) for target in targets]
+        _ = [check_number(target, most=100) for target in targets]
 
 
 def _check_round(run: Run, record: Mapping[str, Any], line: int) -> None:
     """All that reports read of a round; the rounds follow each other from 1."""
-    if whole(record["round"]) != line:
+    if check_int(record["round"]) != line:
         raise ValueError(f"round {record['round']} where {line} should be")
     for name in ("active", "dropped", "failed", "late"):
         if not isinstance(record.get(name, [] if name in ("failed", "late") else None), list):
             raise TypeError(f"{name} is no list")
-    _ = [whole(n) for way in mapping(record["bytes"]).values() for n in mapping(way).values()]
+    _ = [check_int(n) for way in check_mapping(record["bytes"]).values() for n in check_mapping(way).values()]
     for name in ("accuracy", "ensemble"):
         if name in record:
-            _ = [number(record[name][kind][tier], most=1) for kind in run.kinds for tier in run.tiers]
+            _ = [check_number(record[name][kind][tier], most=1) for kind in run.kinds for tier in run.tiers]
 
 
 def _check_timing(timing: Mapping[str, Any], line: int) -> None:
-    number(timing["total"])
+    check_number(timing["total"])
 
 
 def _check_summary(run: Run, summary: Mapping[str, Any]) -> None:
-    _ = [whole(summary["parameters"][tier]) for tier in run.tiers]
+    _ = [check_int(summary["parameters"][tier]) for tier in run.tiers]
     if "final" in summary:
-        _ = [number(summary["final"][kind][tier], most=1) for kind in run.kinds for tier in run.tiers]
+        _ = [check_number(summary["final"][kind][tier], most=1) for kind in run.kinds for tier in run.tiers]

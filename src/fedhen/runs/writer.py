@@ -13,38 +13,38 @@ from typing import IO, Any
 from fedhen.errors import UserError
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import replace_file, write_json, write_text
-from fedhen.fileio.untrusted import WRONG, text, whole
-from fedhen.runs.layout import CONFIG, ENVIRONMENT, ERRORS, FLEET, ROUNDS, SUMMARY, TIMING, resume_line
+from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_text
+from fedhen.runs.layout import CONFIG, ENVIRONMENT, ERRORS, FLEET, ROUNDS, SUMMARY, TIMING, resume_command
 
 MOST_ERRORS = 100
 """Lines of errors.jsonl: what goes wrong more often goes wrong in the same way."""
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def explain_write_errors(folder: Path) -> Iterator[None]:
     """What goes wrong while a run is written, in one line; what was written before stays."""
     try:
         yield
     except OSError as error:
         # Whoever follows a fleet's run is told how to go on by the command that follows it.
-        go_on = "" if (folder / FLEET).is_file() else f", then go on with: {resume_line(folder)}"
+        go_on = "" if (folder / FLEET).is_file() else f", then go on with: {resume_command(folder)}"
         why = error.strerror or str(error)
         raise UserError(
             f"cannot write to {folder}: {why}: free some space{go_on}; the rounds before are kept"
         ) from None
 
 
-def record_errors(folder: Path, number: int, failed: Mapping[int, str]) -> None:
+def write_device_errors(folder: Path, number: int, failed: Mapping[int, str]) -> None:
     """Add a round's failed devices to those of the run; a round that is played again replaces its own."""
     if not failed:
         return
-    before = [line for line in untrusted.json_lines(folder / ERRORS, _check_error)[0] if line["round"] < number]
+    before = [line for line in untrusted.read_json_lines(folder / ERRORS, _check_error)[0] if line["round"] < number]
     if len(before) < MOST_ERRORS:
         now = [{"round": number, "device": device, "error": error} for device, error in failed.items()]
         write_text(folder / ERRORS, "".join(json.dumps(line) + "\n" for line in [*before, *now][:MOST_ERRORS]))
 
 
-class Recorder:
+class RunWriter:
     """Writes one run's folder while the run goes on."""
 
     def __init__(self, folder: Path, config_toml: str, environment: Mapping[str, Any], after: int = 0) -> None:
@@ -54,13 +54,13 @@ class Recorder:
         write_text(folder / CONFIG, config_toml)
         write_json(folder / ENVIRONMENT, environment)
         for name in (ROUNDS, TIMING):
-            replace_file(folder / name, b"".join(recorded_lines(folder / name, after)))
+            replace_file(folder / name, b"".join(read_whole_lines(folder / name, after)))
         # With more rounds to play the run is not finished any more.
         (folder / SUMMARY).unlink(missing_ok=True)
         self._rounds: IO[str] = (folder / ROUNDS).open("a", encoding="utf-8")
         self._timing: IO[str] = (folder / TIMING).open("a", encoding="utf-8")
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> RunWriter:
         return self
 
     def __exit__(
@@ -88,7 +88,7 @@ class Recorder:
         write_json(self.folder / SUMMARY, summary)
 
 
-def recorded_lines(path: Path, last: int) -> list[bytes]:
+def read_whole_lines(path: Path, last: int) -> list[bytes]:
     """The lines of rounds 1 to `last`, as far as they are whole and in order."""
     lines: list[bytes] = []
     if last and path.is_file():
@@ -96,7 +96,7 @@ def recorded_lines(path: Path, last: int) -> list[bytes]:
             try:
                 if not line.endswith(b"\n") or json.loads(line)["round"] != len(lines) + 1:
                     break
-            except WRONG:
+            except PARSE_ERRORS:
                 break
             lines.append(line)
     return lines
@@ -108,4 +108,4 @@ def _append(file: IO[str], value: Mapping[str, Any]) -> None:
 
 
 def _check_error(error: Mapping[str, Any], line: int) -> None:
-    _ = whole(error["round"]), whole(error["device"]), text(error["error"])
+    _ = check_int(error["round"]), check_int(error["device"]), check_text(error["error"])

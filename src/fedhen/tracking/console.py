@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
-from fedhen.runs.layout import reported
+from fedhen.runs.layout import reported_owner
 
 SECONDS_BETWEEN_LINES = 10.0
 FEW = 3
@@ -28,7 +28,7 @@ class Display(Protocol):
         """One more round of that run is done."""
 
 
-def display(rounds: Mapping[str, int], quiet: bool = False) -> Display:
+def make_display(rounds: Mapping[str, int], quiet: bool = False) -> Display:
     """The display that fits where the output goes, for runs by name, each with so many rounds to play."""
     if quiet:
         return Silent()
@@ -130,7 +130,7 @@ class Pace:
         self.dropped += len(record["dropped"])
         self.failed += len(record.get("failed", ()))
         if "accuracy" in record:
-            self.scores = record["accuracy"][reported(record["accuracy"])]
+            self.scores = record["accuracy"][reported_owner(record["accuracy"])]
 
     @property
     def accuracies(self) -> str:

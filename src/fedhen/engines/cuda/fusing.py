@@ -15,27 +15,27 @@ from fedhen.algorithm.failures import LONGEST
 from fedhen.engines.cuda.convolutions import conv3x3, stem
 from fedhen.engines.cuda.norms import add_norm_relu, norm_relu
 from fedhen.engines.cuda.pooling import mix_pool
-from fedhen.engines.equivalence import agree
+from fedhen.engines.equivalence import forms_agree
 from fedhen.errors import one_line
-from fedhen.hardware.memory import ran_out
+from fedhen.hardware.memory import is_out_of_memory
 from fedhen.models.preact_resnet import MixPool
 
 RELUS = (torch.relu, functional.relu, "relu")
 SUMS = (operator.add, torch.add)
 
 
-def fused(module: nn.Module, sample: Tensor, tier: str) -> nn.Module:
+def fuse(module: nn.Module, sample: Tensor, tier: str) -> nn.Module:
     """The same module, with the same weights, in fewer passes over memory.
 
     It is itself where it cannot be rewritten, or where the rewritten form computes something else on a sample.
     """
     try:
-        found = rewritten(module)
-        if agree(module, found, sample):
+        found = rewrite(module)
+        if forms_agree(module, found, sample):
             return found
         reason = "a form of it in fewer passes computes something else"
     except Exception as error:  # Any module may refuse in its own way; it is then taken as it is.
-        if ran_out(error):
+        if is_out_of_memory(error):
             raise
         reason = one_line(f"{type(error).__name__}: {error}")[:LONGEST]
     _tell(f"tier {tier!r} runs as it is written, which is slower: {reason}")
@@ -48,7 +48,7 @@ def _tell(message: str) -> None:
     warnings.warn(message, stacklevel=3)
 
 
-def rewritten(module: nn.Module) -> fx.GraphModule:
+def rewrite(module: nn.Module) -> fx.GraphModule:
     """The module with our kernels where it has their layers."""
     traced = fx.GraphModule(module, _Tracer().trace(module))
     for node in list(traced.graph.nodes):

@@ -16,17 +16,17 @@ import torch
 
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Reply, Update
-from fedhen.devices.state_store import Shelf
+from fedhen.devices.state_store import StateStore
 from fedhen.engines.cuda.slots import Slot, living
 from fedhen.engines.cuda.waves import Waves
-from fedhen.engines.sequential import PlainDevices
+from fedhen.engines.sequential import SequentialDevices
 
 
 @dataclass
 class GraphDevices:
     """The devices of a simulated fleet on one GPU, side by side."""
 
-    plain: PlainDevices
+    plain: SequentialDevices
 
     def __post_init__(self) -> None:
         """What is left of an earlier run of this process is given back first."""
@@ -34,7 +34,7 @@ class GraphDevices:
         release()
 
     @property
-    def memory(self) -> Shelf:
+    def memory(self) -> StateStore:
         """What each device remembers, where the local variant has a memory."""
         return self.plain.memory
 

@@ -50,7 +50,7 @@ class Layout:
         return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
 
-def layout_of(module: nn.Module, learned: Iterable[str], lower: bool) -> Layout:
+def make_layout(module: nn.Module, learned: Iterable[str], lower: bool) -> Layout:
     """A layout for the learned parameters of a module, in the order of its parameters."""
     parameters = {name: p for name, p in module.named_parameters() if name in set(learned)}
     low = _lowered(module) & parameters.keys() if lower else set()

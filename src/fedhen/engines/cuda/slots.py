@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fedhen.algorithm.local_variants import PLAIN, Visit
-from fedhen.data.batches import Visits, batch
+from fedhen.data.batches import Visits, make_batch
 from fedhen.engines.cuda import updates
-from fedhen.engines.cuda.fusing import fused
-from fedhen.engines.cuda.layout import Layout, layout_of
+from fedhen.engines.cuda.fusing import fuse
+from fedhen.engines.cuda.layout import Layout, make_layout
 from fedhen.engines.cuda.waves import CannotCapture
 from fedhen.engines.equivalence import Batch, NotForEngines, refuse
-from fedhen.engines.sequential import PlainDevices
-from fedhen.hardware.precision import searching
-from fedhen.models.exits import masked
+from fedhen.engines.sequential import SequentialDevices
+from fedhen.hardware.precision import searching_convolutions
+from fedhen.models.exits import mask_logits
 from fedhen.models.family import load_weights
 from fedhen.params import Weights
 
@@ -38,7 +38,7 @@ class Captured(NamedTuple):
 
 
 @cache
-def stream_of(gpu: int, tier: str, place: int, urgent: bool) -> torch.cuda.Stream:
+def get_stream(gpu: int, tier: str, place: int, urgent: bool) -> torch.cuda.Stream:
     """Of a tier's slot, in this run and the next: every stream keeps what its products work in, 32 MiB on an H200."""
     return torch.cuda.Stream(gpu, priority=-1 if urgent else 0)
 
@@ -46,19 +46,19 @@ def stream_of(gpu: int, tier: str, place: int, urgent: bool) -> torch.cuda.Strea
 class Slot:
     """Room for one device of a tier to train in: a module, its flat state, a stream, a graph for each batch size."""
 
-    def __init__(self, plain: PlainDevices, tier: str, place: int) -> None:
+    def __init__(self, plain: SequentialDevices, tier: str, place: int) -> None:
         living.add(self)
         fleet = plain.fleet
         self.plain, self.fleet, self.tier = plain, fleet, tier
         # What takes longest goes first wherever there is a choice.
         urgent = tier == list(fleet.holdings)[-1]
-        self.stream = stream_of(torch.cuda.current_device(), tier, place, urgent)
+        self.stream = get_stream(torch.cuda.current_device(), tier, place, urgent)
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, Captured] = {}
         """By batch size, the one used last at the end."""
         module, learned = plain.new_module(tier).train(), fleet.holdings[tier].learned
         plan = plain.plan(1, fleet.tier_of.index(tier))
-        sample = batch(fleet.data, plan, slice(0, 2), "none")
+        sample = make_batch(fleet.data, plan, slice(0, 2), "none")
         try:
             refuse(module, fleet.objectives[tier], sample)
         except NotForEngines as reason:
@@ -66,10 +66,10 @@ class Slot:
         like = next(p for n, p in module.named_parameters() if n in learned)
         if like.dtype not in updates.TYPES:
             raise CannotCapture(f"its weights are of type {str(like.dtype).removeprefix('torch.')}")
-        self.raw, self.module = module, fused(module, sample[0], tier)
-        self.layout: Layout = layout_of(module, learned, lower=fleet.precision.name == "bf16")
+        self.raw, self.module = module, fuse(module, sample[0], tier)
+        self.layout: Layout = make_layout(module, learned, lower=fleet.precision.name == "bf16")
         moves = fleet.config.training.momentum != 0
-        self.state = updates.new_state(self.layout, like, fleet.local is not PLAIN, moves)
+        self.state = updates.make_state(self.layout, like, fleet.local is not PLAIN, moves)
         self.leaves = self.adopt(module)
         self.own = [b for _, b in module.named_buffers()]
         self.begin = torch.zeros(1, dtype=torch.int64, device=like.device)
@@ -120,7 +120,7 @@ class Slot:
         search = size == self.fleet.config.training.batch_size
         graph, table = torch.cuda.CUDAGraph(), torch.zeros_like(state.blocks.begins, dtype=torch.int64)
         try:
-            with torch.cuda.stream(self.stream), searching(search):
+            with torch.cuda.stream(self.stream), searching_convolutions(search):
                 for _ in range(2):
                     self.begin.zero_()
                     self.step(size, table)
@@ -162,7 +162,7 @@ class Slot:
         found = torch.autograd.grad(loss, self.leaves)
         # Held until the update has been launched, or captured: it reads them by their addresses.
         gradients = {n: self.laid(n, g) for n, g in zip(self.layout.shapes, found, strict=True)}
-        addresses = torch.tensor(updates.addresses(self.layout, self.state.blocks, gradients))
+        addresses = torch.tensor(updates.find_addresses(self.layout, self.state.blocks, gradients))
         if not torch.cuda.is_current_stream_capturing():
             table.copy_(addresses)
         updates.update(self.state, table)
@@ -183,7 +183,7 @@ class Slot:
         """What of the logits the objective sees: see `PlainDevices.view`."""
         if not self.fleet.config.training.masked_loss:
             return logits
-        return masked(logits, self.present)
+        return mask_logits(logits, self.present)
 
     def load(self, start: Tensor, received: Weights, device: int, visit: Visit, lr: float) -> None:
         """Take a device in: its weights, its correction, its settings."""
@@ -216,7 +216,7 @@ class Slot:
 
     def fill(self, plan: Visits, part: slice) -> None:
         """Prepare the inputs of these visits, as the plain runtime would."""
-        x, y = batch(self.fleet.data, plan, part, self.fleet.config.data.augmentation)
+        x, y = make_batch(self.fleet.data, plan, part, self.fleet.config.data.augmentation)
         self.x[: len(y)].copy_(x.permute(0, 2, 3, 1) if x.dim() == 4 else x)
         self.y[: len(y)].copy_(y)
         self.begin.zero_()

@@ -50,9 +50,9 @@ class State:
     """Room for what the clip leaves of the gradient."""
 
 
-def new_state(layout: Layout, like: Tensor, corrects: bool, moves: bool) -> State:
+def make_state(layout: Layout, like: Tensor, corrects: bool, moves: bool) -> State:
     """Zeros for the weights of a layout."""
-    zeros, found = partial(like.new_zeros, dtype=like.dtype), blocks_of(layout, like.device)
+    zeros, found = partial(like.new_zeros, dtype=like.dtype), make_blocks(layout, like.device)
     return State(
         weights=zeros(layout.size),
         low=like.new_zeros(layout.lowered, dtype=torch.bfloat16),
@@ -65,7 +65,7 @@ def new_state(layout: Layout, like: Tensor, corrects: bool, moves: bool) -> Stat
     )
 
 
-def blocks_of(layout: Layout, device: torch.device) -> Blocks:
+def make_blocks(layout: Layout, device: torch.device) -> Blocks:
     """A layout cut into blocks."""
     parts = [
         (name, begin + first, min(BLOCK, layout.shapes[name].numel() - first))
@@ -82,7 +82,7 @@ def blocks_of(layout: Layout, device: torch.device) -> Blocks:
     return Blocks(parts, sum(map(is_whole, parts)), begins, counts)
 
 
-def addresses(layout: Layout, blocks: Blocks, gradients: Mapping[str, Tensor]) -> Sequence[int]:
+def find_addresses(layout: Layout, blocks: Blocks, gradients: Mapping[str, Tensor]) -> Sequence[int]:
     """Where the gradient of each block lies in memory; the gradients must lie as the weights do in the layout."""
     return [
         gradients[name].data_ptr() + (begin - layout.places[name]) * gradients[name].element_size()

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from fedhen.algorithm.updates import Update
 from fedhen.errors import UserError
-from fedhen.hardware.memory import OUT_OF_MEMORY, ran_out
+from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
 
 MOST = 16
 """Devices of a tier that train at the same time; more wait for the first to end."""
@@ -92,7 +92,7 @@ class Waves(Generic[S]):
             try:
                 slots.append(self.make(tier, len(slots)))
             except Exception as reason:
-                short = ran_out(reason)
+                short = is_out_of_memory(reason)
                 if not short and not isinstance(reason, CannotCapture):
                     raise
                 if not short:
@@ -126,5 +126,5 @@ def _attempt(work: Callable[[Wave[S]], Iterator[Update]], wave: Wave[S]) -> tupl
     except UserError:
         raise
     except Exception as error:
-        return back, ran_out(error)
+        return back, is_out_of_memory(error)
     return back, False

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from fedhen.config.recipes import centralised, recipe_named
+from fedhen.config.recipes import load_recipe, make_centralised
 from fedhen.config.settings import Config
 from fedhen.config.toml import to_toml
-from fedhen.config.validation import by_key
+from fedhen.config.validation import flatten_config
 from fedhen.reports.comparison import compare, rounds_done, warnings
 from fedhen.reports.paper.values import (
     CENTRALISED_PERCENT,
@@ -80,7 +80,7 @@ def finished(runs: Sequence[Run], config: Config) -> bool:
 
 def _experiment(config: Mapping[str, Any]) -> dict[str, Any]:
     """What makes the experiment: neither how the machine is used nor what is looked at."""
-    return {key: value for key, value in by_key(config).items() if key.split(".")[0] not in LOOKS}
+    return {key: value for key, value in flatten_config(config).items() if key.split(".")[0] not in LOOKS}
 
 
 def cell_of(run: Run) -> Cell | None:
@@ -102,12 +102,12 @@ def changes(run: Run) -> list[str]:
     """The settings in which a run of the paper's departs from its recipe, as key = value."""
     if (place := reference_of(run)) is not None:
         data, tier, fraction = place
-        recipe = centralised(recipe_named(f"{data}-iid"), tier, fraction)
+        recipe = make_centralised(load_recipe(f"{data}-iid"), tier, fraction)
     elif cell_of(run) is not None:
-        recipe = recipe_named(run.recipe)
+        recipe = load_recipe(run.recipe)
     else:
         return []
-    wanted, found = by_key(tomllib.loads(to_toml(recipe))), by_key(run.config)
+    wanted, found = flatten_config(tomllib.loads(to_toml(recipe))), flatten_config(run.config)
     kept = (key for key in found if key.split(".")[0] not in FREE)
     return [f"{key} = {found[key]}" for key in kept if found[key] != wanted.get(key)]
 

@@ -13,7 +13,7 @@ from fedhen.reports.paper.values import CITATION, DATA_SETS, METHODS, ROUNDS_TO_
 from fedhen.reports.rendering import Group, Table
 from fedhen.reports.tables import AUTO_RULE, GAIN, LOWER_BOUND, SCORED, SEEDS_TO_TARGET, outcome_table, resolution
 from fedhen.reports.targets import auto_targets, show_percent
-from fedhen.runs.layout import KINDS
+from fedhen.runs.layout import MODEL_OWNERS
 from fedhen.runs.reader import Run
 
 FLEET = "50 simple and 50 complex devices, 10 of them active a round"
@@ -117,7 +117,7 @@ def _bytes_table(view: View) -> Table:
 
 def _reported(kind: str) -> str:
     """What the paper's values are of, where ours are of something else."""
-    return "" if kind == KINDS[0] else f", of the {SCORED[KINDS[0]]}"
+    return "" if kind == MODEL_OWNERS[0] else f", of the {SCORED[MODEL_OWNERS[0]]}"
 
 
 def _gain_meaning(view: View) -> str:
