@@ -54,8 +54,8 @@ def by_class(work: Callable[[], int]) -> tuple[dict[str, float], dict[str, float
 
 def one_device(experiment: Experiment, tier: str) -> Callable[[], int]:
     """The training of one device of a tier."""
-    device = experiment.tier_of.index(tier)
-    devices = experiment.devices
+    device = experiment.population.tier_of.index(tier)
+    devices = experiment.engine.devices
     plain = devices.plain if isinstance(devices, GraphDevices) else devices
     sent = Sent(experiment.server, experiment.memories.mean)
 

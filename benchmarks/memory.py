@@ -52,7 +52,7 @@ def measured(options: argparse.Namespace, devices: int, workers: int) -> dict[st
     experiment = build_experiment(config, data=data, accelerator=options.accelerator)
     assembled = time.perf_counter() - began
     seconds = [step.timing["train"] for step in experiment.play()]
-    on_gpu = experiment.data.x.is_cuda
+    on_gpu = experiment.population.data.x.is_cuda
     return {
         "devices": devices,
         "workers": workers,

@@ -19,10 +19,11 @@ import torch
 import fedhen
 from families import texts, two_exits, words
 from fedhen.cli import main
-from fedhen.cli.stopping import handle_interrupts
 from fedhen.distributed import process_group
 from fedhen.distributed.communicator import RankLost
+from fedhen.distributed.process_group import has_lost
 from fedhen.errors import UserError
+from fedhen.interrupts import stop_ranks_after_round
 from fedhen.params import Average
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -102,7 +103,7 @@ def lost(folder: Path) -> int:
     if RANK:
         os._exit(3)
     try:
-        with handle_interrupts():
+        with stop_ranks_after_round(ranks.rank, has_lost):
             try:
                 ranks.gather(0)
             finally:

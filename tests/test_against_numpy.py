@@ -49,7 +49,7 @@ def experiment(method: str, data: Data, **training: float) -> Experiment:
 def expected_rounds(run: Experiment, data: Data, active: list[list[int]]) -> list[reference.Round]:
     """The same runs by the reference; of ours it takes the initial weights, who was active, and the order of images."""
     training = run.config.training
-    initial = {n: t.numpy().copy() for n, t in run.family.initial(run.config.seed).items()}
+    initial = {n: t.numpy().copy() for n, t in run.population.family.initial(run.config.seed).items()}
     x, y = data.x.numpy(), data.y.numpy()
 
     def batches(number: int, device: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:

@@ -93,9 +93,9 @@ def test_one_data_set_per_device() -> None:
     data = fedhen.per_device(devices, *blobs(9))
     run = fedhen.train(transformers(), data, rounds=1, devices={"active": 4}, training={"epochs": 1}, accelerator="cpu")
     assert run.rounds[0]["active"] == [0, 1, 2, 3]
-    for shard, (x, y) in zip(run.experiment.data.shards, devices, strict=True):
-        assert torch.equal(run.experiment.data.y[shard], torch.from_numpy(y))
-        torch.testing.assert_close(run.experiment.data.x[shard], torch.from_numpy(x).float())
+    for shard, (x, y) in zip(run.experiment.population.data.shards, devices, strict=True):
+        assert torch.equal(run.experiment.population.data.y[shard], torch.from_numpy(y))
+        torch.testing.assert_close(run.experiment.population.data.x[shard], torch.from_numpy(x).float())
 
 
 def test_a_run_from_python_is_not_repeated_without_its_family(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_own_method_in_one_expression() -> None:
 
     mine = fedhen.Method("side-apart", sum_of_exits, keep_tiers_apart)
     run = fedhen.train(transformers(), fedhen.arrays(*blobs(), *blobs(1)), mine, accelerator="cpu", **SETTINGS)
-    assert run.experiment.holdings["complex"].exits == ("simple", "complex")
+    assert run.experiment.population.holdings["complex"].exits == ("simple", "complex")
     assert run.rounds[-1]["distance"]["simple"] > 0
 
 

@@ -9,6 +9,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,15 @@ from families import two_exits
 from fedhen.cli import main
 from fedhen.config import toml
 from fedhen.config.settings import Config, TrainingConfig
-from fedhen.errors import RunStopped, UserError
+from fedhen.errors import UserError
 from fedhen.experiment import checkpoint_files, checkpoint_state
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.checkpoint_files import DamagedCheckpoint, Entry, TensorSpec, spec_of
-from fedhen.experiment.experiment import Experiment, plan_passes
+from fedhen.experiment.evaluation import plan_passes
+from fedhen.experiment.experiment import Experiment
 from fedhen.experiment.resume import ResumePolicy, check_same_settings, flatten_settings
 from fedhen.experiment.runner import play_run
-from fedhen.interrupts import Abandoned, Stop
+from fedhen.interrupts import RoundAbandoned, RunStopped, StopRequest
 from fedhen.models.model_files import model_path
 from kills import content, same
 
@@ -126,7 +128,7 @@ def test_what_tiers_share_they_share_again(tmp_path: Path) -> None:
     )
     shared = [name for name in after.server["simple"] if after.server["simple"][name] is after.server["complex"][name]]
     assert shared == list(after.server["simple"]) and after.played == 8
-    assert plan_passes(after.server, after.family) == plan_passes(before.server, before.family)
+    assert plan_passes(after.server, after.population.family) == plan_passes(before.server, before.population.family)
     names = [name for name in saved.kinds() if name.startswith("server.")]
     assert len(names) == len(after.server["complex"])
 
@@ -343,7 +345,7 @@ def test_the_folder_is_held_while_a_checkpoint_is_written(whole: Path, tmp_path:
 def test_who_stops_on_a_full_disk_is_told_what_is_saved(whole: Path, tmp_path: Path) -> None:
     """Rounds 2 and 4 are saved, then something is in the way."""
     (tmp_path / "run").mkdir()
-    stop = Stop()
+    stop = StopRequest()
     steps = play_run(tmp_path / "run", again(whole), stop=stop)
     for _ in range(4):
         next(steps)
@@ -365,16 +367,16 @@ def test_a_round_can_be_taken_back_wherever_it_is_left(tmp_path: Path) -> None:
     train(tmp_path / "whole", local={"name": "scaffold"})
     config = (tmp_path / "whole" / "config.toml").read_text()
     (tmp_path / "cut").mkdir()
-    experiment, stop = again(tmp_path / "whole"), Stop()
-    scores = experiment.scores
+    experiment, stop = again(tmp_path / "whole"), StopRequest()
+    score = experiment.engine.score
 
-    def interrupted(reported: Any) -> dict[str, Any]:
+    def interrupted(passes: Any) -> Any:
         if experiment.played == 5:
             stop.signal = signal.SIGTERM
-            raise Abandoned
-        return scores(reported)
+            raise RoundAbandoned
+        return score(passes)
 
-    experiment.scores = interrupted  # type: ignore[method-assign]
+    experiment.engine = replace(experiment.engine, score=interrupted)
     with pytest.raises(RunStopped, match="stopped after round 5; go on with"):
         list(play_run(tmp_path / "cut", experiment, stop=stop))
     assert checkpoint_files.list_rounds(tmp_path / "cut" / "checkpoints") == [5, 4]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedhen.algorithm.methods import FEDHEN
 from fedhen.cli import main
 from fedhen.config.recipes import load_recipe, make_centralised
 from fedhen.config.toml import apply_settings
@@ -17,7 +18,7 @@ from fedhen.data import cifar
 from fedhen.data.published import CIFAR10, CIFAR100, PUBLISHED, Files
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
-from fedhen.experiment.build import Assembler, build_experiment
+from fedhen.experiment.build import build_experiment, build_populations
 from fedhen.runs.reader import read_run
 
 NARROW = ["model.widths=[8, 8, 16, 16]", "model.blocks=[1, 1, 1, 1]", "devices.number=10", "devices.active=4"]
@@ -88,7 +89,7 @@ def test_published_means_and_deviations_from_the_real_files(files: Files) -> Non
 
 def test_images_stay_bytes_in_one_tensor(root: Path) -> None:
     run = build_experiment(apply_settings(load_recipe("cifar10-iid"), NARROW), data_dir=root, accelerator="cpu")
-    assert run.data.x.dtype == torch.uint8 and run.data.x.shape == (300, 3, 32, 32)
+    assert run.population.data.x.dtype == torch.uint8 and run.population.data.x.shape == (300, 3, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +141,9 @@ def test_centralised_is_the_same_loop_with_one_device(root: Path) -> None:
     assert run.rounds[-1]["loss"] < run.rounds[0]["loss"]
     config = apply_settings(make_centralised(load_recipe("cifar10-iid"), "complex", 0.5), NARROW[:2])
     found = build_experiment(config, data_dir=root, accelerator="cpu")
-    assert [len(shard) for shard in found.data.shards] == [150]
-    assert len(found.data.y_test) == 60
-    assert found.holdings["complex"].exits == ("complex",)
+    assert [len(shard) for shard in found.population.data.shards] == [150]
+    assert len(found.population.data.y_test) == 60
+    assert found.population.holdings["complex"].exits == ("complex",)
 
 
 def test_the_papers_centralised_sizes() -> None:
@@ -243,14 +244,13 @@ def test_the_limit_holds_for_both_parts_and_a_fraction_for_training(root: Path) 
     run = build_experiment(
         apply_settings(load_recipe("cifar10-iid"), [*NARROW, "data.limit=40"]), data_dir=root, accelerator="cpu"
     )
-    assert (len(run.data.y), len(run.data.y_test)) == (40, 40)
-    both = Assembler("cpu", root)
-    halves = [
-        both(apply_settings(load_recipe("cifar10-iid"), [*NARROW, "data.fraction=0.5", f"seed={s}"])) for s in (0, 1, 0)
-    ]
+    assert (len(run.population.data.y), len(run.population.data.y_test)) == (40, 40)
+    recipe = load_recipe("cifar10-iid")
+    configs = [apply_settings(recipe, [*NARROW, "data.fraction=0.5", f"seed={s}"]) for s in (0, 1, 0)]
+    chosen = [(config, FEDHEN) for config in [*configs, apply_settings(recipe, NARROW)]]
+    *halves, whole = build_populations(chosen, "cpu", root)
     assert [len(half.data.y) for half in halves] == [150] * 3
     assert torch.equal(halves[0].data.x, halves[2].data.x) and not torch.equal(halves[0].data.x, halves[1].data.x)
-    assert len(both.loaded) == 2
-    whole = both(apply_settings(load_recipe("cifar10-iid"), NARROW))
+    assert halves[0].data.x is halves[2].data.x, "the same data is in memory once"
     held = np.sort(np.concatenate(whole.data.shards[:5]))
     assert torch.equal(halves[0].data.x, whole.data.x[held])

@@ -44,10 +44,10 @@ def test_a_device_that_raises_costs_no_other(engine: str, local: str) -> None:
     """The others come back as without it, to the last bit."""
     runs = [experiment(u, runtime={"engine": engine}, local={"name": local}) for u in ([5], [])]
     sents = [Sent(run.server, run.memories.mean) for run in runs]
-    replies = list(runs[0].devices.train(1, sents[0], range(8)))
+    replies = list(runs[0].engine.devices.train(1, sents[0], range(8)))
     assert [r for r in replies if isinstance(r, Failure)] == [Failure(5, UNKNOWN)]
     trained = {u.device: u for u in came_back(r for r in replies if not isinstance(r, Failure))}
-    without = {u.device: u for u in came_back(runs[1].devices.train(1, sents[1], [0, 1, 2, 3, 4, 6, 7]))}
+    without = {u.device: u for u in came_back(runs[1].engine.devices.train(1, sents[1], [0, 1, 2, 3, 4, 6, 7]))}
     assert trained.keys() == without.keys()
     for device, update in trained.items():
         for name, tensor in update.weights.items():

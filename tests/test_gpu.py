@@ -135,7 +135,7 @@ def test_a_step_from_trained_weights_agrees(method: str) -> None:
 def in_double(*settings: str) -> Experiment:
     """The digits' networks in float64."""
     config = toml.apply_settings(load_recipe("digits"), ["rounds=3", "evaluation.every=3", *settings])
-    data = build_experiment(config, accelerator="cpu").data
+    data = build_experiment(config, accelerator="cpu").population.data
     single = make_family(config, data.shape, data.classes)
     builds = {tier: partial(lambda tier: single.build(tier).double(), tier) for tier in single.tiers}
     return played(build_experiment(config, family=Family(builds), accelerator="cuda"))
@@ -293,7 +293,7 @@ def test_where_memory_runs_out_fewer_devices_train_at_a_time() -> None:
     try:
         torch.cuda.set_per_process_memory_fraction((few + (many - few) / 3) / total)
         scarce = taken()
-        devices = scarce.devices
+        devices = scarce.engine.devices
         assert isinstance(devices, GraphDevices)
         assert 1 <= devices.waves.most < 8 and not devices.waves.refused, found
         assert 1 <= max(map(len, devices.waves.slots.values())) <= devices.waves.most

@@ -245,21 +245,21 @@ def test_memory_covers_the_trained_weights_and_bytes_count_what_is_sent() -> Non
     """Doubles of 8 bytes: a simple device holds 2, a complex one 4; SCAFFOLD sends as much again each way."""
     for local, factor in (("plain", 1), ("fedprox", 1), ("scaffold", 2), ("feddyn", 1)):
         experiment = run(SIDE, {"name": local}, TWO_TIERS, rounds=1, evaluation={"every": 1})
-        experiment.config = replace(experiment.config, rounds=2)
+        experiment.population = replace(experiment.population, config=replace(experiment.config, rounds=2))
         step = next(iter(experiment.play()))
         expected = {"simple": 3 * 2 * 8 * factor, "complex": 3 * 4 * 8 * factor}
         assert step.record["bytes"] == {"down": expected, "up": expected}
-    memory = experiment.devices.memory  # type: ignore[attr-defined]
+    memory = experiment.engine.devices.memory  # type: ignore[attr-defined]
     assert memory[0].keys() == {"a"} and memory[5].keys() == {"a", "b"}
 
 
 def test_a_dropped_devices_memory_stays() -> None:
     experiment = run(APART, {"name": "scaffold"}, ONE_TIER, rounds=1, evaluation={"every": 1})
-    memory = experiment.devices.memory  # type: ignore[attr-defined]
+    memory = experiment.engine.devices.memory  # type: ignore[attr-defined]
     before = {device: weights["a"].clone() for device, weights in memory.items()}
-    experiment.data.x[experiment.data.shards[2]] = torch.nan
+    experiment.population.data.x[experiment.population.data.shards[2]] = torch.nan
     sent = Sent(experiment.server, experiment.memories.mean)
-    updates = {update.device: update for update in came_back(experiment.devices.train(2, sent, [1, 2]))}
+    updates = {update.device: update for update in came_back(experiment.engine.devices.train(2, sent, [1, 2]))}
     assert updates[2].remembered == {} and torch.equal(memory[2]["a"], before[2])
     assert not torch.equal(memory[1]["a"], before[1])
 

@@ -59,7 +59,7 @@ def test_rows_are_kept_only_for_devices_that_have_trained() -> None:
     """3 rounds of 4 of 1,000 devices: at most 12 rows, and as many memories."""
     run = experiment(1000, local={"name": "scaffold"})
     trained = {device for step in run.play() for device in step.record["active"]}
-    assert set(run.last_models.rows) == trained == set(run.devices.memory)  # type: ignore[attr-defined]
+    assert set(run.last_models.rows) == trained == set(run.engine.devices.memory)  # type: ignore[attr-defined]
     assert len(trained) <= 12
 
 

@@ -125,9 +125,9 @@ def test_four_tiers_share_and_report() -> None:
     tiers = ("tiny", "small", "medium", "large")
     assert tuple(records[-1]["accuracy"]["server"]) == tiers
     assert records[-1]["distance"] == {"tiny": 0.0, "small": 0.0, "medium": 0.0}
-    assert [run.holdings[tier].exits for tier in tiers] == [tiers[:k] for k in (1, 2, 3, 4)]
+    assert [run.population.holdings[tier].exits for tier in tiers] == [tiers[:k] for k in (1, 2, 3, 4)]
     _, apart = played("decouple", recipe="digits-4")
-    assert [apart.holdings[tier].exits for tier in tiers] == [(tier,) for tier in tiers]
+    assert [apart.population.holdings[tier].exits for tier in tiers] == [(tier,) for tier in tiers]
 
 
 @pytest.mark.parametrize("nesting", ["width", "both"])
@@ -181,7 +181,7 @@ def test_masked_loss_by_hand() -> None:
     config = validation.from_mapping(settings)
     run = build_experiment(config, data=Data(x, y, x, y, 3, shards), family=two_exits(), accelerator="cpu")
     logits = torch.tensor([[1.0, 5.0, -2.0]], requires_grad=True, dtype=torch.float64)
-    (seen,) = run.devices.plain.view(0)([logits])  # type: ignore[attr-defined]
+    (seen,) = run.engine.devices.plain.view(0)([logits])  # type: ignore[attr-defined]
     loss = cross_entropy(seen, torch.tensor([2]))
     expected = math.log(math.exp(1.0) + math.exp(0.0) + math.exp(-2.0)) + 2.0
     assert loss.item() == pytest.approx(expected)
@@ -275,11 +275,13 @@ def test_the_ensemble_is_the_mean_prediction_of_the_exits() -> None:
     records, run = played("fedhen", "evaluation.ensemble=true")
     for kind, models in run.models().items():
         for tier, weights in models.items():
-            module = run.family.build(tier).eval()
+            module = run.population.family.build(tier).eval()
             module.load_state_dict(weights)
             with torch.no_grad():
-                mean = torch.stack([z.softmax(1) for z in module(run.data.inputs(run.data.x_test))]).mean(0)
-            right = (mean.argmax(1) == run.data.y_test).double().mean().item()
+                mean = torch.stack(
+                    [z.softmax(1) for z in module(run.population.data.inputs(run.population.data.x_test))]
+                ).mean(0)
+            right = (mean.argmax(1) == run.population.data.y_test).double().mean().item()
             assert records[-1]["ensemble"][kind][tier] == pytest.approx(right)
     assert "ensemble" not in played("fedhen")[0][-1]
 

@@ -249,8 +249,8 @@ def test_digits_models() -> None:
 
     run = build_experiment(load_recipe("digits"), accelerator="cpu")
     assert run.parameters() == {"simple": 19_579, "complex": 308_165}
-    assert len(run.data.y) == 1400 and len(run.data.y_test) == 360
-    assert {len(shard) for shard in run.data.shards} == {70}
+    assert len(run.population.data.y) == 1400 and len(run.population.data.y_test) == 360
+    assert {len(shard) for shard in run.population.data.shards} == {70}
 
 
 def test_the_embedded_digits() -> None:

@@ -140,7 +140,9 @@ def test_the_command_shows_the_split_that_a_run_trains_on(
 
     from fedhen.config.toml import apply_settings
 
-    data = build_experiment(apply_settings(load_recipe("digits"), [*settings, "seed=5"]), accelerator="cpu").data
+    data = build_experiment(
+        apply_settings(load_recipe("digits"), [*settings, "seed=5"]), accelerator="cpu"
+    ).population.data
     labels = data.y.tolist()
     counts = [[sum(labels[i] == c for i in shard) for c in range(10)] for shard in data.shards]
     assert written["counts"] == counts

@@ -59,7 +59,7 @@ def one_round(run: Experiment, devices: Devices, active: list[int], rules: Rules
 
 def first(run: Experiment, number: int, active: list[int]) -> Update:
     """What the first of these devices sends back."""
-    return came_back(run.devices.train(number, Sent(run.server, run.memories.mean), active))[0]
+    return came_back(run.engine.devices.train(number, Sent(run.server, run.memories.mean), active))[0]
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_ones(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ class Reversed:
 def test_the_order_in_which_devices_train_does_not_matter() -> None:
     def play(reverse: bool) -> TierModels:
         run = experiment()
-        devices = Reversed(run.devices) if reverse else run.devices
+        devices = Reversed(run.engine.devices) if reverse else run.engine.devices
         rules = Rules(FEDHEN, make_sampler(run.config.devices, 0), ServerConfig())
         *_, last = play_rounds(run.server, run.memories, devices, rules, range(1, 4))
         return last.server
@@ -139,7 +139,7 @@ def test_bernoulli_sampling_varies_in_number() -> None:
 
 def test_a_round_without_devices_changes_nothing() -> None:
     run = experiment()
-    (only,) = one_round(run, run.devices, [], Rules(FEDHEN, run.activate, ServerConfig()))
+    (only,) = one_round(run, run.engine.devices, [], Rules(FEDHEN, run.activate, ServerConfig()))
     assert only.loss is None
     assert all(torch.equal(only.server["complex"][n], t) for n, t in run.server["complex"].items())
 
@@ -192,11 +192,13 @@ def test_a_models_own_randomness_and_state_depend_on_round_and_device_alone() ->
     """Device 0 trains to the same bytes whatever was drawn or trained before; a device with its images differs."""
     one = replace(config(), tiers={"only": 1.0}, split=replace(config().split, kind="iid"))
     noisy = build_experiment(one, data=data(), family=Family({"only": Noisy}), accelerator="cpu")
-    noisy.data.shards[1][:] = noisy.data.shards[0]
+    noisy.population.data.shards[1][:] = noisy.population.data.shards[0]
 
     def trained(number: int, active: list[int], device: int) -> Weights:
         torch.manual_seed(number + device)
-        updates = {u.device: u.weights for u in came_back(noisy.devices.train(number, Sent(noisy.server, {}), active))}
+        updates = {
+            u.device: u.weights for u in came_back(noisy.engine.devices.train(number, Sent(noisy.server, {}), active))
+        }
         return updates[device]
 
     once = trained(1, [0], 0)
@@ -212,7 +214,9 @@ def test_dropout_has_its_own_address() -> None:
     shards = (np.array([0]), np.array([0]))
     one = replace(config(), tiers={"only": 1.0}, devices=DevicesConfig(number=2, active=2))
     noisy = build_experiment(one, data=Data(x, y, x, y, 3, shards), family=Family({"only": Noisy}), accelerator="cpu")
-    results = [u.weights for t in (1, 2) for u in came_back(noisy.devices.train(t, Sent(noisy.server, {}), [0, 1]))]
+    results = [
+        u.weights for t in (1, 2) for u in came_back(noisy.engine.devices.train(t, Sent(noisy.server, {}), [0, 1]))
+    ]
     assert len({tuple(w["inner.body.weight"].flatten().tolist()) for w in results}) == 4
 
 
@@ -232,9 +236,9 @@ class Poisoned:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_one_bad_number_drops_its_device(bad: float) -> None:
     run = experiment()
-    devices = Poisoned(run.devices, 3, bad)
+    devices = Poisoned(run.engine.devices, 3, bad)
     (done,) = one_round(run, devices, [0, 3, 6], Rules(FEDHEN, run.activate, ServerConfig()))
-    (without,) = one_round(run, run.devices, [0, 6], Rules(FEDHEN, run.activate, ServerConfig()))
+    (without,) = one_round(run, run.engine.devices, [0, 6], Rules(FEDHEN, run.activate, ServerConfig()))
     assert done.dropped == [3] and [u.device for u in done.updates] == [0, 6]
     assert all(torch.equal(done.server["complex"][n], t) for n, t in without.server["complex"].items())
 
@@ -242,7 +246,7 @@ def test_one_bad_number_drops_its_device(bad: float) -> None:
 def test_a_loss_that_is_not_finite_is_recorded_as_none() -> None:
     """The weights may be finite all the same, as where a model masks a class with −∞."""
     run = experiment()
-    (done,) = one_round(run, run.devices, [0], Rules(FEDHEN, run.activate, ServerConfig()))
+    (done,) = one_round(run, run.engine.devices, [0], Rules(FEDHEN, run.activate, ServerConfig()))
     assert replace(done, losses={0: math.inf}).loss is None
 
 
@@ -277,13 +281,13 @@ def test_momentum_by_hand() -> None:
     settings = {"epochs": 1, "batch_size": 4, "momentum": 0.9, "weight_decay": 0.0, "clip": 1e9, "lr": 0.1}
     run = experiment(training=settings)
     found = first(run, 1, [0]).weights
-    plan = plan_visits(run.data.shards[0], 1, 4, False, (0, 1, 0))
+    plan = plan_visits(run.population.data.shards[0], 1, 4, False, (0, 1, 0))
     module = two_exits().build("simple")
     module.load_state_dict(run.server["simple"])
     velocity = [torch.zeros_like(p) for p in module.parameters()]
     for part in plan.batches():
         index = torch.from_numpy(plan.examples[part])
-        loss = torch.nn.functional.cross_entropy(module(run.data.x[index])[0], run.data.y[index])
+        loss = torch.nn.functional.cross_entropy(module(run.population.data.x[index])[0], run.population.data.y[index])
         for p, v, g in zip(
             module.parameters(), velocity, torch.autograd.grad(loss, list(module.parameters())), strict=True
         ):
@@ -306,7 +310,7 @@ def test_an_update_says_how_many_images_and_which_weights_it_stands_for() -> Non
 def test_nosides_exit_averaged_over_simple_devices_only() -> None:
     """With `server.untrained = skip` the server's exit is the mean of the simple devices' exits, 2 of the 3 active."""
     run = experiment("noside", server={"untrained": "skip"})
-    (done,) = one_round(run, run.devices, [0, 1, 7], Rules(NOSIDE, run.activate, run.config.server))
+    (done,) = one_round(run, run.engine.devices, [0, 1, 7], Rules(NOSIDE, run.activate, run.config.server))
     simple = [u.weights["exit.weight"] for u in done.updates if u.tier == "simple"]
     torch.testing.assert_close(done.server["complex"]["exit.weight"], (simple[0] + simple[1]) / 2)
 
@@ -316,7 +320,7 @@ def test_the_split_follows_seed_and_kind() -> None:
 
     def shards(seed: int = 0, kind: str = "iid") -> list[list[int]]:
         many = {"kind": kind, "alpha": 0.5, "minimum": 1}
-        return [s.tolist() for s in experiment(seed=seed, split=many).data.shards]
+        return [s.tolist() for s in experiment(seed=seed, split=many).population.data.shards]
 
     assert shards(0) == shards(0) != shards(1)
     assert {len(s) for s in shards(kind="iid")} == {len(s) for s in shards(kind="dirichlet")} == {8}

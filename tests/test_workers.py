@@ -94,7 +94,7 @@ def everything(run: Experiment) -> tuple[list[str], dict[str, bytes]]:
 def same_bytes(family: Family, data: Data, /, **settings: Any) -> None:
     """Play with 1, 2 and 5 workers: one is this process, several are others, and nothing shows which."""
     runs = [experiment(number, family, data, **settings) for number in NUMBERS]
-    assert [type(run.devices) for run in runs] == [SequentialDevices, ParallelDevices, ParallelDevices]
+    assert [type(run.engine.devices) for run in runs] == [SequentialDevices, ParallelDevices, ParallelDevices]
     (records, found), *others = (everything(run) for run in runs)
     assert found and len(records) == runs[0].config.rounds and "accuracy" in records[-1]
     for other in others:
@@ -197,7 +197,7 @@ def test_dropout_is_drawn_anew_for_every_device_and_round() -> None:
     found = [
         update.weights["body.weight"].numpy().tobytes()
         for number in (1, 2)
-        for update in run.devices.train(number, sent, range(4))
+        for update in run.engine.devices.train(number, sent, range(4))
         if isinstance(update, Update)
     ]
     assert len(found) == 8 == len(set(found))
@@ -267,8 +267,8 @@ def test_a_device_on_which_two_workers_die_has_failed(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_between_rounds_is_replaced() -> None:
     run, expected = experiment(2, two_exits(), vectors()), everything(experiment(1, two_exits(), vectors()))
-    assert isinstance(run.devices, ParallelDevices)
-    records, workers, killed = [], run.devices.workers, set()
+    assert isinstance(run.engine.devices, ParallelDevices)
+    records, workers, killed = [], run.engine.devices.workers, set()
     for step in run.play():
         records.append(json.dumps(step.record))
         for worker in workers.alive.values():
@@ -301,8 +301,8 @@ def test_a_scoring_worker_that_is_killed_is_replaced_and_a_failing_one_raises_he
 
 def test_only_as_many_workers_as_there_is_work_and_none_after_the_rounds() -> None:
     run = experiment(5, two_exits(), vectors(), devices={"active": 2}, evaluation={"every": 3})
-    assert isinstance(run.devices, ParallelDevices)
-    workers, steps = run.devices.workers, run.play()
+    assert isinstance(run.engine.devices, ParallelDevices)
+    workers, steps = run.engine.devices.workers, run.play()
     next(steps)
     pids = [worker.pid for worker in workers.alive.values()]
     assert len(pids) == 2 and all(Path(f"/proc/{pid}").exists() for pid in pids)
@@ -438,7 +438,7 @@ def started(code: str, **more: Any) -> subprocess.Popen[str]:
 
 def test_lambdas_on_standard_input_are_trained_in_parallel() -> None:
     code = "run = fedhen.train(family, data, 'fedhen', **settings)\n"
-    code += "print(run.accuracy['server']['complex'], type(run.experiment.devices).__name__)\n"
+    code += "print(run.accuracy['server']['complex'], type(run.experiment.engine.devices).__name__)\n"
     process = started(code)
     assert process.stdout is not None
     out = process.stdout.read().split()
@@ -489,7 +489,7 @@ def alive(pid: int) -> bool:
 
 def test_failures_and_updates_are_those_of_the_device_that_was_asked() -> None:
     run = experiment(2, words(), texts([2]))
-    replies = list(run.devices.train(1, Sent(run.server, {}), [7, 2, 0]))
+    replies = list(run.engine.devices.train(1, Sent(run.server, {}), [7, 2, 0]))
     assert sorted((reply.device, type(reply)) for reply in replies) == [(0, Update), (2, Failure), (7, Update)]
     assert all(reply.samples == 10 for reply in replies if isinstance(reply, Update))
 

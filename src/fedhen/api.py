@@ -56,7 +56,7 @@ class Trained:
 
     def model(self, tier: str, kind: str = "server") -> nn.Module:
         """The trained model of a tier, ready to use: it returns the logits of its exits, shallowest first."""
-        family, held = self.experiment.family, self.experiment.holdings
+        family, held = self.experiment.population.family, self.experiment.population.holdings
         if tier not in held:
             raise unknown_name("tier", tier, held)
         return build_ready_module(

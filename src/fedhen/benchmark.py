@@ -23,6 +23,7 @@ from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import UserError
 from fedhen.experiment import provenance
 from fedhen.experiment.build import build_experiment
+from fedhen.experiment.evaluation import score_models
 from fedhen.experiment.experiment import Experiment, Step
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.peak import measure_product_rate, read_peak_memory, reset_peak_memory, synchronise
@@ -56,7 +57,7 @@ def run_benchmark(ask: Ask, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure; `say` is told what happens meanwhile."""
     data, real = load(ask)
     where = choose_device(ask.accelerator)
-    precision = build_experiment(ask.config, data=data, accelerator=ask.accelerator).precision.name
+    precision = build_experiment(ask.config, data=data, accelerator=ask.accelerator).population.precision.name
     found: dict[str, Any] = {
         "recipe": ask.config.recipe,
         "method": ask.config.method,
@@ -123,7 +124,7 @@ class Loop:
     """A loop that is measured, warmed up: graphs are captured, kernels chosen, and models scored once."""
 
     def __init__(self, experiment: Experiment, rounds: int) -> None:
-        reset_peak_memory(experiment.data.x.device)
+        reset_peak_memory(experiment.population.data.x.device)
         self.experiment = experiment
         warm = experiment.config.evaluation.every + 1
         # A plain loop needs one round for that, and then plays the same ones.
@@ -160,7 +161,7 @@ class Loop:
         ends = [[(d, plan_ends(experiment, s, d)) for d in s.record["active"]] for s in steps]
         each = {tier: operations(experiment, tier) for tier in experiment.server}
         local = mean(sum(len(own) for _, own in round_) for round_ in ends)
-        work = mean(sum(own[-1] * each[experiment.tier_of[d]] for d, own in round_) for round_ in ends)
+        work = mean(sum(own[-1] * each[experiment.population.tier_of[d]] for d, own in round_) for round_ in ends)
         scored = evaluate / experiment.config.evaluation.every
         found = {
             "rounds": len(steps),
@@ -170,7 +171,7 @@ class Loop:
             "first_round": self.first,
             "steps_a_second": local / train,
             "tflops": work / train / 1e12,
-            "peak_memory_mb": read_peak_memory(experiment.data.x.device) / 1e6,
+            "peak_memory_mb": read_peak_memory(experiment.population.data.x.device) / 1e6,
         }
         each_round = {(s.record["round"], *s.record["active"]): s.timing["train"] + scored for s in steps}
         return found, each_round
@@ -179,13 +180,13 @@ class Loop:
 def score_once(experiment: Experiment) -> float:
     """Seconds that scoring all models takes."""
     began = time.perf_counter()
-    experiment.scores(experiment.models())
+    score_models(experiment.population, experiment.engine.score, experiment.models())
     return time.perf_counter() - began
 
 
 def plain_of(experiment: Experiment) -> SequentialDevices:
     """The plain devices behind any engine: they know the plans."""
-    devices: Any = experiment.devices
+    devices: Any = experiment.engine.devices
     found = devices if isinstance(devices, SequentialDevices) else devices.plain
     assert isinstance(found, SequentialDevices)
     return found
@@ -217,7 +218,7 @@ def side_objective(ask: Ask, data: Data) -> dict[str, Any]:
         config = replace(with_runtime(ask.config, "fast", ask.config.runtime.precision), method=method, method_file="")
         experiment = build_experiment(config, data=data, accelerator=ask.accelerator)
         tier = list(experiment.server)[-1]
-        some = [d for d, t in enumerate(experiment.tier_of) if t == tier][: config.devices.active]
+        some = [d for d, t in enumerate(experiment.population.tier_of) if t == tier][: config.devices.active]
         plain = plain_of(experiment)
         trainings, times = timed_trainings(experiment, some), list[float]()
         while len(times) < 3 or (len(times) < 12 and sum(times) < ENOUGH):
@@ -233,9 +234,9 @@ def side_objective(ask: Ask, data: Data) -> dict[str, Any]:
 
 def timed_trainings(experiment: Experiment, devices: Sequence[int]) -> Iterator[float]:
     """Seconds that it takes to train these devices, again and again."""
-    sent = Sent(experiment.memories.cloud(experiment.server, experiment.local), experiment.memories.mean)
+    sent = Sent(experiment.memories.cloud(experiment.server, experiment.population.local), experiment.memories.mean)
     for number in range(1, 10**6):
         began = time.perf_counter()
-        list(experiment.devices.train(number, sent, devices))
-        synchronise(experiment.data.x.device)
+        list(experiment.engine.devices.train(number, sent, devices))
+        synchronise(experiment.population.data.x.device)
         yield time.perf_counter() - began

@@ -1,7 +1,4 @@
-"""The one error a user can cause: it is shown as one line, without a traceback, and the command exits with 2.
-
-And what ends a run that was told to stop.
-"""
+"""The one error a user can cause: it is shown as one line, without a traceback, and the command exits with 2."""
 
 from __future__ import annotations
 
@@ -11,18 +8,6 @@ from collections.abc import Iterable
 
 class UserError(ValueError):
     """Something the user can mend; the message says what, in one line."""
-
-
-class RunStopped(BaseException):
-    """A run that was told to stop has done so; no error, but nothing after it is to be done."""
-
-    def __init__(self, signal: int, said: str = "stopped", abandoned: bool = False) -> None:
-        super().__init__(said)
-        self.signal, self.abandoned = signal, abandoned
-
-
-class StopNow(KeyboardInterrupt):
-    """A second Ctrl-C: nothing is waited for."""
 
 
 def one_line(text: str) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fedhen.cli.options import add_machine, add_recipe, config_from_options, keep_method_tiers
+from fedhen.cli.options import add_machine, add_recipe, choose
 
 EXAMPLES = """\
 The plain loop trains one device after the other; the engine trains the active ones side by side. Both play the same
@@ -47,7 +47,7 @@ def bench_command(options: argparse.Namespace) -> int:
 
     if options.rounds < 1:
         raise UserError(f"--rounds {options.rounds}: it must be at least 1")
-    config = keep_method_tiers(config_from_options(options, default="digits", method=options.method))
+    config = choose(options, default="digits", method=options.method).config
     ask = Ask(config, options.rounds, options.accelerator, options.data_dir)
 
     def say(text: str) -> None:

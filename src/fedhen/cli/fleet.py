@@ -19,13 +19,14 @@ from fedhen.cli.options import (
     add_rounds,
     add_settings,
     apply_options,
+    choose,
     config_from_options,
-    keep_method_tiers,
 )
 from fedhen.cli.training import METHODS_HELP, describe_result
 from fedhen.config.settings import Config
 from fedhen.config.toml import read_toml
-from fedhen.errors import RunStopped, UserError
+from fedhen.errors import UserError
+from fedhen.interrupts import RunStopped
 from fedhen.runs.folders import create_fresh_folder, create_run_folders
 from fedhen.runs.layout import CONFIG, SUMMARY
 from fedhen.tracking.console import make_display
@@ -197,7 +198,7 @@ def up_command(options: argparse.Namespace) -> int:
 
     if options.method is not None and options.config is not None:
         raise UserError("--config brings its own method: leave out --method")
-    config = keep_method_tiers(config_from_options(options, default="digits", method=options.method))
+    config = choose(options, default="digits", method=options.method).config
     nodes = parse_nodes(options, config)
     config = fit_to_nodes(config, nodes, options.active)
     run = new_run(options.out, config)

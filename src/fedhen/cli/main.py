@@ -10,9 +10,10 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fedhen.cli import bench, data, fleet, paper, reading, resume, training
+from fedhen.cli import bench, centralised, compare, data, evaluate, fleet, paper, recipes, report, resume, run
 from fedhen.distributed.communicator import RankLost, current_ranks, read_launcher
-from fedhen.errors import RunStopped, UserError, one_line
+from fedhen.errors import UserError, one_line
+from fedhen.interrupts import RunStopped
 from fedhen.version import VERSION
 
 EXAMPLES = """\
@@ -42,13 +43,8 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"fedhen {VERSION}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    training.add_commands(commands)
-    resume.add_commands(commands)
-    reading.add_commands(commands)
-    data.add_commands(commands)
-    paper.add_commands(commands)
-    bench.add_commands(commands)
-    fleet.add_commands(commands)
+    for command in (compare, run, resume, report, evaluate, recipes, data, paper, centralised, bench, fleet):
+        command.add_commands(commands)
     return top
 
 

@@ -7,13 +7,18 @@ import re
 import typing
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedhen.config import toml
 from fedhen.config.recipes import RECIPES, load_recipe, read_recipe_file
 from fedhen.config.settings import ACCELERATORS, Config, LocalConfig
 from fedhen.config.validation import from_mapping, type_hints
 from fedhen.errors import UserError, unknown_name
+
+if TYPE_CHECKING:
+    from fedhen.algorithm.methods import Method
 
 RUNS = Path("runs")
 LOCALS = typing.get_args(type_hints(LocalConfig)["name"])
@@ -84,50 +89,62 @@ def add_resume(command: argparse.ArgumentParser, where: str) -> None:
     )
 
 
+class Choice(NamedTuple):
+    """What the options of a command ask for."""
+
+    config: Config
+    method: Method
+
+
+def choose(
+    options: argparse.Namespace,
+    default: str | None = None,
+    method: str | None = None,
+    prepare: Callable[[Config], Config] = lambda recipe: recipe,
+) -> Choice:
+    """Returns the configuration that the options ask for, and its method, whose file is executed once.
+
+    A setting comes from --set and the other options if it is there, else from the method that is named, else from
+    --config, else from the recipe.
+    """
+    from fedhen.algorithm.methods import load_method
+
+    load = cache(load_method)
+    config = config_from_options(options, default, method, prepare, load)
+    chosen = load(config.method_file or config.method)
+    return Choice(chosen.restricted(config), chosen)
+
+
 def config_from_options(
     options: argparse.Namespace,
     default: str | None = None,
     method: str | None = None,
     prepare: Callable[[Config], Config] = lambda recipe: recipe,
+    load: Callable[[str], Method] | None = None,
 ) -> Config:
-    """The configuration that the options ask for.
-
-    A setting comes from --set and the other options if it is there, else from the method that is named, else from
-    --config, else from the recipe.
-    """
+    """Returns the configuration alone, with all tiers of its recipe."""
     if options.config is not None and options.recipe is not None:
         raise UserError(f"--config brings its own recipe: leave out {options.recipe!r}")
     recipe = options.recipe or default
     if options.config is None and recipe is None:
         raise UserError(f"which recipe? choose from {', '.join(RECIPES)}, or give --config FILE.toml")
-    base = (
-        read_recipe_file(options.config, with_own_method_settings)
-        if options.config is not None
-        else load_recipe(str(recipe))
-    )
+
+    def with_own_method(config: Config) -> Config:
+        return with_method_settings(config, config.method_file or config.method, load)
+
+    base = read_recipe_file(options.config, with_own_method) if options.config is not None else load_recipe(str(recipe))
     config = prepare(base)
-    return apply_options(with_method_settings(config, method) if method else config, options)
+    return apply_options(with_method_settings(config, method, load) if method else config, options)
 
 
-def with_own_method_settings(config: Config) -> Config:
-    """A recipe with the settings of the method that it names."""
-    return with_method_settings(config, config.method_file or config.method)
-
-
-def with_method_settings(config: Config, name: str) -> Config:
-    """The configuration with a method's own settings."""
+def with_method_settings(config: Config, name: str, load: Callable[[str], Method] | None = None) -> Config:
+    """Returns the configuration with a method's own settings."""
     from fedhen.algorithm.methods import load_method
 
-    method = load_method(name)
-    file = str(Path(name.rpartition(":")[0]).resolve()) + ":" + name.rpartition(":")[2] if ".py:" in name else ""
+    path, _, attribute = name.rpartition(":")
+    file = f"{Path(path).resolve()}:{attribute}" if ".py:" in name else ""
+    method = (load or load_method)(file or name)
     return from_mapping({**method.settings(config), "method": method.name, "method_file": file}, config)
-
-
-def keep_method_tiers(config: Config) -> Config:
-    """The configuration with just the tiers that its method's devices have."""
-    from fedhen.algorithm.methods import load_method
-
-    return load_method(config.method_file or config.method).restricted(config)
 
 
 def apply_options(config: Config, options: argparse.Namespace) -> Config:
@@ -137,10 +154,12 @@ def apply_options(config: Config, options: argparse.Namespace) -> Config:
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", options.data.resolve().stem).lstrip(".-") or "own"
         data = replace(config.data, name=str(options.data.resolve()), limit=0)
         config = replace(config, recipe=f"{config.recipe}-on-{name}", data=data, targets={})
-    given = {key: getattr(options, key, None) for key in ("rounds", "seed")}
-    given["local.name"] = getattr(options, "local", None)
-    settings = [f"{key}={value}" for key, value in given.items() if value is not None]
-    return _of_one_tier(toml.apply_settings(config, [*options.settings, *settings]), getattr(options, "tier", None))
+    config = toml.apply_settings(config, options.settings)
+    given = {name: getattr(options, name, None) for name in ("rounds", "seed")}
+    local = getattr(options, "local", None)
+    changes = {name: value for name, value in given.items() if value is not None}
+    config = from_mapping({**changes, **({"local": {"name": local}} if local is not None else {})}, config)
+    return _of_one_tier(config, getattr(options, "tier", None))
 
 
 def _of_one_tier(config: Config, tier: str | None) -> Config:
@@ -152,14 +171,14 @@ def _of_one_tier(config: Config, tier: str | None) -> Config:
     return replace(config, tiers={tier: 1.0}, targets={t: x for t, x in config.targets.items() if t == tier})
 
 
-def spread_over_seeds(config: Config, options: argparse.Namespace) -> list[Config]:
+def spread_over_seeds(choice: Choice, options: argparse.Namespace) -> list[Choice]:
     """One configuration for each seed that is asked for."""
     if options.seeds is None:
-        return [config]
+        return [choice]
     try:
         seeds = [int(text) for text in options.seeds.split(",")]
     except ValueError:
         raise UserError(f"--seeds {options.seeds!r}: write whole numbers with commas, like 0,1,2") from None
     if len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise UserError(f"--seeds {options.seeds!r}: name each seed once, none below 0")
-    return [replace(config, seed=seed) for seed in seeds]
+    return [Choice(replace(choice.config, seed=seed), choice.method) for seed in seeds]

@@ -106,10 +106,12 @@ def find_runs(folder: Path) -> list[Run]:
 
 def missing_jobs(runs: Sequence[Run], wanted: Sequence[str], options: argparse.Namespace) -> Iterator[Job]:
     """What is asked for and not there."""
+    from fedhen.algorithm.methods import load_method
+
     for recipe, method in PAPER_RUNS:
         config = replace(apply_options(load_recipe(recipe), options), method=method)
         if recipe in wanted and not finished(runs, config):
-            yield Job(f"{recipe} {method}", f"{recipe}-{method}-seed{config.seed}", config)
+            yield Job(f"{recipe} {method}", f"{recipe}-{method}-seed{config.seed}", config, load_method(method))
     alone = copy.copy(options)
     # One device holds everything: what is set for the fleet does not concern it.
     alone.settings = [text for text in options.settings if text.split(".")[0] not in FLEET]
@@ -117,7 +119,7 @@ def missing_jobs(runs: Sequence[Run], wanted: Sequence[str], options: argparse.N
         config = apply_options(make_centralised(load_recipe(f"{data}-iid"), tier, fraction), alone)
         name = f"{config.recipe}-{tier}-{fraction:g}"
         if config.recipe in wanted and not finished(runs, config):
-            yield Job(name, f"{name}-seed{config.seed}", config)
+            yield Job(name, f"{name}-seed{config.seed}", config, load_method(config.method))
 
 
 def _experiments() -> list[str]:

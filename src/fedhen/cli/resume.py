@@ -45,6 +45,7 @@ def add_commands(commands: Any) -> None:
 
 def resume_command(options: argparse.Namespace) -> int:
     """`fedhen resume`."""
+    from fedhen.algorithm.methods import load_method
     from fedhen.distributed import process_group
     from fedhen.hardware.accelerator import choose_device
 
@@ -52,8 +53,9 @@ def resume_command(options: argparse.Namespace) -> int:
     ranks = process_group.join(choose_device(options.accelerator))
     # By rank 0's folder: the other ranks may not see it.
     config = toml.parse_toml(ranks.first(lambda: toml.to_toml(read_planned_config(folder, options.rounds))))
+    method = load_method(config.method_file or config.method)
     options.resume = True
-    played = train_all([Job(config.method, "", config)], options, lambda: [folder])
+    played = train_all([Job(config.method, "", config, method)], options, lambda: [folder])
     if not current_ranks().rank:
         if not played:
             print(f"{folder} is finished: --rounds N adds more")

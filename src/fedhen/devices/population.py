@@ -5,34 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedhen.algorithm.local_variants import LocalVariant, Visit
-from fedhen.algorithm.objectives import Objective
-from fedhen.algorithm.ownership import Holding
+from fedhen import seeds
+from fedhen.algorithm.local_variants import LocalVariant, Visit, make_local_variant
+from fedhen.algorithm.methods import Method
+from fedhen.algorithm.objectives import Objective, configure_objective
+from fedhen.algorithm.ownership import Holding, find_holdings
 from fedhen.algorithm.rounds import Sent
 from fedhen.config.settings import Config
 from fedhen.data.dataset import Data
-from fedhen.hardware.precision import Precision
+from fedhen.errors import UserError, unknown_name
+from fedhen.hardware.precision import Precision, choose_precision
 from fedhen.models.family import Family
 from fedhen.params import Weights, numel
 
 
 @dataclass(frozen=True)
 class Population:
-    """The simulated devices: what each has, holds and minimises."""
+    """All that is fixed before the first round: settings, method, models, data and devices."""
 
     config: Config
+    method: Method
     family: Family
     data: Data
+    """On the accelerator, dealt to the devices."""
     tier_of: Sequence[str]
+    """The tier of each device."""
     holdings: Mapping[str, Holding]
+    """What the devices of each tier hold."""
     objectives: Mapping[str, Objective]
     """What the devices of each tier minimise."""
     local: LocalVariant
     omega: Sequence[float]
-    """Each device's share of its pool's data, 1 where all have the same."""
+    """Each device's share of its pool's data; 1 if all have the same."""
     precision: Precision
     first: int = 0
-    """The number of the first device here: a node of a real fleet has one, which need not be the fleet's first."""
+    """The number of the first device. A node of a real fleet is one device, with any number."""
 
     def cost(self, device: int) -> int:
         """How long a device trains, in parameters times examples."""
@@ -40,19 +47,68 @@ class Population:
         return numel(self.holdings[self.tier_of[device]].shapes) * examples
 
     def visit(self, device: int, sent: Sent, memory: Weights) -> Visit:
-        """What the local variant knows of a device that remembers this."""
+        """Returns what the local variant is given for a device with this memory."""
         tier = self.tier_of[device]
         trained = {n: t for n, t in sent.models[tier].items() if n in self.holdings[tier].learned}
         return Visit(trained, memory, sent.mean.get(tier, {}), self.omega[device])
 
 
+def make_population(
+    config: Config,
+    family: Family,
+    method: Method,
+    data: Data,
+    *,
+    tier_of: Sequence[str],
+    omega: Sequence[float],
+    first: int = 0,
+    checked: bool = False,
+) -> Population:
+    """Checks that settings, models and data fit together, and finds what the devices of each tier hold.
+
+    `data` lies on the accelerator. `checked` says that the family was checked before, as the server of a fleet does
+    for its nodes.
+    """
+    tiers = tuple(config.tiers)
+    if tiers != tuple(tier for tier in family.tiers if tier in tiers):
+        raise UserError(f"tiers names {', '.join(tiers)}, but the family has, in this order, {', '.join(family.tiers)}")
+    if config.server.label_rows and not family.outputs:
+        raise UserError("server.label_rows needs a family that names its outputs: Family(..., outputs=...)")
+    with seeds.randomness(config.seed, "initial weights"):
+        data = data.in_type_of(family.build(tiers[-1]))
+    if config.data.augmentation != "none" and len(data.shape) != 3:
+        raise UserError(
+            f"data.augmentation={config.data.augmentation} needs images, found inputs of shape {data.shape}"
+        )
+    batch = data.inputs(data.x[:2]), data.y[:2]
+    if not checked:
+        family.check(batch[0].cpu(), data.classes)
+    for name in config.objective.weights:
+        if name not in family.tiers:
+            raise unknown_name("exit in objective.weights", name, family.tiers)
+    objectives = {tier: configure_objective(method.objective, family.exits(tier), config.objective) for tier in tiers}
+    return Population(
+        config=config,
+        method=method,
+        family=family,
+        data=data,
+        tier_of=tier_of,
+        holdings=find_holdings(family, objectives, method.pools, batch),
+        objectives=objectives,
+        local=make_local_variant(config.local),
+        omega=omega,
+        precision=choose_precision(config.runtime.precision, data.x.device),
+        first=first,
+    )
+
+
 def assign_tiers(config: Config) -> list[str]:
-    """The tier of every device."""
+    """Returns the tier of every device."""
     return [tier for tier, number in config.tier_sizes().items() for _ in range(number)]
 
 
 def compute_omega(sizes: Sequence[int], tier_of: Sequence[str], pools: Sequence[tuple[str, ...]]) -> list[float]:
-    """ω_i = n_i·N/n of every device, N and n over the devices of its pool."""
+    """Returns ω_i = n_i·N/n of every device, with N and n over the devices of its pool."""
     omega = [1.0] * len(sizes)
     for pool in pools:
         members = [device for device, tier in enumerate(tier_of) if tier in pool]

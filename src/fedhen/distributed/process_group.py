@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import json
 import math
-import os
 import re
 import signal
 import sys
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+from fedhen import interrupts
 from fedhen.distributed import communicator as rooms
 from fedhen.distributed.communicator import ALONE, RankLost, Ranks
 from fedhen.errors import UserError
@@ -164,7 +164,7 @@ def join(where: torch.device) -> Ranks:
     if threading.current_thread() is threading.main_thread():
         # Python writes to the wakeup only where it has a handler.
         signal.signal(signal.SIGTERM, lambda *_: None)
-        exit_on_signal(rank)
+        interrupts.exit_on_signal(rank, has_lost)
     return ranks
 
 
@@ -178,40 +178,3 @@ def leave() -> None:
     if isinstance(rooms.current_ranks(), JoinedRanks):
         dist.destroy_process_group()
         rooms.set_current_ranks(None)
-
-
-def exit_on_signal(rank: int, patience: float = 0.0, busy: Callable[[], bool] = bool) -> Callable[[], None]:
-    """On SIGTERM, which torchrun sends when another rank has died, and on SIGINT, say so and end; returns the undoing.
-
-    First the rank has some seconds to end by itself, and more while it is busy; one that has lost the others says so
-    itself. In a thread: the main one may be inside a reduction that nobody else takes part in any more.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    before, over = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), threading.Event()
-
-    def watch() -> None:
-        while (number := os.read(reader, 1)[0]) not in (signal.SIGTERM, signal.SIGINT):
-            pass
-        if over.wait(patience):
-            return
-        while busy():
-            if over.wait(0.1):
-                return
-        if has_lost():
-            # It says so itself; one that goes on all the same is ended.
-            if over.wait(MOMENT.total_seconds()):
-                return
-            os._exit(128 + number)
-        said = "told to, or since another rank has ended; `fedhen resume` goes on after the last checkpoint"
-        print(f"fedhen: rank {rank} stopped: {said}", file=sys.stderr, flush=True)
-        os._exit(128 + number)
-
-    def undo() -> None:
-        over.set()
-        signal.set_wakeup_fd(before)
-
-    threading.Thread(target=watch, daemon=True).start()
-    return undo

@@ -11,25 +11,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedhen.errors import RunStopped
 from fedhen.experiment import checkpoint_files, checkpoint_state, provenance
 from fedhen.experiment.experiment import Experiment, Step
 from fedhen.experiment.resume import NEW_RUN, ResumePolicy, RunStart, flatten_settings
 from fedhen.fileio.background import BackgroundTask
-from fedhen.interrupts import Abandoned, Stop
+from fedhen.interrupts import RoundAbandoned, RunStopped, StopRequest
 from fedhen.models.model_files import save_models
 from fedhen.runs.layout import resume_command
 from fedhen.runs.writer import RunWriter, explain_write_errors, write_device_errors
 
 
 def play_run(
-    folder: Path, experiment: Experiment, how: ResumePolicy = NEW_RUN, stop: Stop | None = None
+    folder: Path, experiment: Experiment, how: ResumePolicy = NEW_RUN, stop: StopRequest | None = None
 ) -> Iterator[Step]:
     """Play the rounds that are left and leave a run folder behind; rank 0 alone writes it.
 
     Told to stop it saves the last whole round and raises Stopped. Nothing is yielded where the run is finished.
     """
-    ranks, beginning, stop = experiment.ranks, RunStart(folder, experiment, how), stop or Stop()
+    ranks, beginning, stop = experiment.ranks, RunStart(folder, experiment, how), stop or StopRequest()
     with ExitStack() as held:
         plan = ranks.first(lambda: beginning.find(held))
         if plan["finished"]:
@@ -40,20 +39,20 @@ def play_run(
         if not ranks.rank:
             held.enter_context(explain_write_errors(folder))
             keeper.recorder = held.enter_context(beginning.recorder())
-        held.enter_context(stop.heard())
+        held.enter_context(stop.play())
         yield from _played(keeper, stop)
         keeper.finish()
     if told := max(ranks.gather(stop.signal)):
         raise RunStopped(told, f"stopped; {folder} is finished")
 
 
-def _played(keeper: RunKeeper, stop: Stop) -> Iterator[Step]:
+def _played(keeper: RunKeeper, stop: StopRequest) -> Iterator[Step]:
     steps, ranks = keeper.experiment.play(), keeper.experiment.ranks
     while True:
         try:
             with stop.round():
                 step = next(steps, None)
-        except Abandoned:
+        except RoundAbandoned:
             keeper.take_back()
             raise RunStopped(stop.signal, keeper.goodbye(), abandoned=True) from None
         if step is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from threading import Thread
 from types import TracebackType
 
-from fedhen.errors import StopNow
+from fedhen.interrupts import StopNow
 
 PATIENCE = 1.0
 """Seconds that nobody needs to be told about."""

@@ -15,10 +15,9 @@ from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Update
 from fedhen.config import toml, validation
 from fedhen.config.settings import Config
-from fedhen.devices.population import Population
+from fedhen.devices.population import Population, make_population
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import UserError, one_line
-from fedhen.experiment import build
 from fedhen.fileio.atomic import write_text
 from fedhen.fleet import protocol
 from fedhen.fleet.app import App, NodeConfig
@@ -83,7 +82,7 @@ class FleetClient:
         accelerator = str(self.config.get("accelerator", "auto"))
         where = choose_device(accelerator)
         data = self.app.on_device(self.config, config, order.inputs, order.classes)
-        return build.build_population(
+        return make_population(
             config,
             self.app.family_of(config, data),
             self.app.method_of(config),

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fedhen.algorithm.sampling import make_sampler
 from fedhen.config import toml
 from fedhen.config.settings import Config
-from fedhen.devices.population import assign_tiers, compute_omega
+from fedhen.devices.population import assign_tiers, compute_omega, make_population
 from fedhen.engines.engine import Engine, EngineParts
 from fedhen.errors import UserError
 from fedhen.experiment import build
@@ -92,14 +92,14 @@ def build_fleet_experiment(app: App, roster: Membership, job: Job) -> Experiment
     omega = compute_omega(rosters.samples(roster.members), tier_of, method.pools(tuple(config.tiers)))
     where = choose_device("auto")
     family = app.family_of(config, data)
-    fleet = build.build_population(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
+    fleet = make_population(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
 
     def engine(start: EngineParts) -> Engine:
         return Engine(FleetDevices(start.plain.fleet, roster, find_merged_rounds(job.folder), job.poll), start.scoring)
 
     more = min(config.devices.number, config.devices.active + config.fleet.extra)
     draw = make_sampler(replace(config.devices, active=more), config.seed)
-    return build.start_experiment(fleet, method, activate=make_fleet_sampler(draw, roster, config.seed), engine=engine)
+    return build.start_experiment(fleet, activate=make_fleet_sampler(draw, roster, config.seed), engine=engine)
 
 
 def find_merged_rounds(folder: Path) -> Callable[[int], Mapping[int, int]]:

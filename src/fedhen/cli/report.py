@@ -1,4 +1,4 @@
-"""`fedhen report`, `fedhen evaluate` and `fedhen recipes`: what starts no training."""
+"""`fedhen report`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.cli.options import RUNS
-from fedhen.config import toml
-from fedhen.config.recipes import RECIPES, load_recipe
-from fedhen.config.settings import ACCELERATORS
 from fedhen.errors import UserError, one_line
 from fedhen.reports import write_report
 from fedhen.runs.folders import create_fresh_folder
 from fedhen.runs.layout import CONFIG, MODEL_OWNERS
 from fedhen.runs.reader import Run, read_run
 
-REPORT_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   fedhen report runs/digits-compare
   fedhen report runs/digits-fedhen-seed0 runs/digits-noside-seed0 --out my-report
@@ -33,7 +30,7 @@ def add_commands(commands: Any) -> None:
     """Add them to the parser."""
     look = argparse.RawDescriptionHelpFormatter
     report = commands.add_parser(
-        "report", help="tables, curves and a page from run folders", epilog=REPORT_EXAMPLES, formatter_class=look
+        "report", help="tables, curves and a page from run folders", epilog=EXAMPLES, formatter_class=look
     )
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders that hold some")
     report.add_argument(
@@ -56,16 +53,6 @@ def add_commands(commands: Any) -> None:
     )
     report.add_argument("--rounds", type=int, metavar="N", help="look at the first N rounds of each run alone")
     report.set_defaults(run=report_command)
-    evaluate = commands.add_parser("evaluate", help="score the saved models of a run again")
-    evaluate.add_argument("run_folder", type=Path, metavar="RUN", help="a finished run folder")
-    evaluate.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="where downloaded data lies (default: $FEDHEN_DATA)"
-    )
-    evaluate.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="default: %(default)s")
-    evaluate.set_defaults(run=evaluate_command)
-    recipes = commands.add_parser("recipes", help="list the recipes, or print one as TOML")
-    recipes.add_argument("name", nargs="?", metavar="NAME", help="print this one, every setting with its meaning")
-    recipes.set_defaults(run=recipes_command)
 
 
 def report_command(options: argparse.Namespace) -> int:
@@ -122,37 +109,3 @@ def parse_targets(texts: Sequence[str]) -> dict[str, list[float]] | None:
         except ValueError:
             raise UserError(f"--target {text!r}: write it like simple=92,90 or simple=auto") from None
     return found or None
-
-
-def evaluate_command(options: argparse.Namespace) -> int:
-    """`fedhen evaluate`."""
-    folders = list(find_run_folders([options.run_folder]))
-    if folders != [options.run_folder]:
-        raise UserError(f"{options.run_folder} holds several runs: choose from {', '.join(map(str, folders))}")
-    run = read_run(options.run_folder)
-    if run.summary is None:
-        raise UserError(f"{options.run_folder} is not finished: it has no saved models yet")
-    if "final" not in run.summary:
-        raise UserError(f"{options.run_folder} is damaged: its summary has no final accuracies")
-    from fedhen.api import evaluate
-
-    scores = evaluate(options.run_folder, accelerator=options.accelerator, data_dir=options.data_dir)
-    print(f"{'models':10}{'tier':12}{'accuracy':>10}{'recorded':>10}")
-    same = True
-    for kind, tiers in scores.items():
-        for tier, score in tiers.items():
-            recorded = run.summary["final"][kind][tier]
-            same &= score == recorded
-            mark = "" if score == recorded else "  differs"
-            print(f"{kind:10}{tier:12}{100 * score:>8.2f} %{100 * recorded:>8.2f} %{mark}")
-    return 0 if same else 1
-
-
-def recipes_command(options: argparse.Namespace) -> int:
-    """`fedhen recipes`."""
-    if options.name is not None:
-        print(toml.to_toml(load_recipe(options.name), comments=True), end="")
-        return 0
-    for name, recipe in RECIPES.items():
-        print(f"{name:18}{(recipe.__doc__ or '').splitlines()[0]}")
-    return 0

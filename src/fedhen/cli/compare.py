@@ -1,0 +1,78 @@
+"""`fedhen compare`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fedhen.cli.options import (
+    add_machine,
+    add_method_options,
+    add_out,
+    add_recipe,
+    add_rounds,
+    add_seeds,
+    choose,
+    spread_over_seeds,
+)
+from fedhen.cli.training import COMBINED, DATA_HELP, METHODS_HELP, Job, train_below
+from fedhen.distributed.communicator import current_ranks
+from fedhen.errors import UserError
+from fedhen.reports import write_report
+from fedhen.runs.reader import read_run
+
+PAPERS_METHODS = ("fedhen", "noside", "decouple")
+EXAMPLES = """\
+examples:
+  fedhen compare
+  fedhen compare digits --rounds 20 --seeds 0,1,2 --out my-comparison
+  fedhen compare --config my.toml --methods fedhen,noside
+  fedhen compare digits --methods fedhen,noside,decouple,heterofl --local feddyn
+"""
+
+
+def add_commands(commands: Any) -> None:
+    command = commands.add_parser(
+        "compare",
+        help="train several methods on a recipe, then write the report",
+        epilog=EXAMPLES + COMBINED,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_recipe(command, "digits")
+    command.add_argument(
+        "--methods",
+        metavar="M,M",
+        default=",".join(PAPERS_METHODS),
+        help=f"which, with commas: {METHODS_HELP} (default: %(default)s)",
+    )
+    command.add_argument("--data", type=Path, metavar="PATH", help=DATA_HELP)
+    add_rounds(command)
+    add_seeds(command)
+    add_method_options(command)
+    add_out(command)
+    add_machine(command)
+    command.set_defaults(run=compare_command)
+
+
+def compare_command(options: argparse.Namespace) -> int:
+    methods = [name.strip() for name in options.methods.split(",") if name.strip()]
+    if not methods or len(set(methods)) < len(methods):
+        raise UserError(f"--methods {options.methods!r}: name each method once, like {','.join(PAPERS_METHODS)}")
+    by_method = [choose(options, default="digits", method=name) for name in methods]
+    if len({choice.config.method for choice in by_method}) < len(by_method):
+        raise UserError("two of the methods have the same name: rename one of them")
+    choices = [each for choice in by_method for each in spread_over_seeds(choice, options)]
+    jobs = []
+    for config, method in sorted(choices, key=lambda choice: choice.config.seed):
+        label = config.method if options.seeds is None else f"{config.method} seed {config.seed}"
+        jobs.append(Job(label, label.replace(" seed ", "-seed"), config, method))
+    folders = train_below(jobs, options, f"{jobs[0].config.recipe}-compare")
+    if current_ranks().rank:
+        return 0
+    # By name, as `fedhen report` finds them: the same columns, which are also the paper's.
+    parent = folders[0].parent
+    report = write_report([read_run(folder) for folder in sorted(folders)], parent)
+    print(report.text)
+    print(f"page: {parent / 'report.html'}")
+    return 0
