@@ -127,7 +127,7 @@ def keep_method_tiers(config: Config) -> Config:
     """The configuration with just the tiers that its method's devices have."""
     from fedhen.algorithm.methods import load_method
 
-    return load_method(config.method_file or config.method).restricted(config)
+    return load_method(config.method_file or config.method).keep_tiers(config)
 
 
 def apply_options(config: Config, options: argparse.Namespace) -> Config:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedhen.algorithm.local_variants import LocalVariant, Visit
+from fedhen.algorithm.local_variants import LocalContext, LocalVariant
 from fedhen.algorithm.objectives import Objective
 from fedhen.algorithm.ownership import Holding
 from fedhen.algorithm.rounds import Sent
@@ -39,11 +39,11 @@ class Population:
         examples = len(self.data.shards[device]) * self.config.training.epochs
         return numel(self.holdings[self.tier_of[device]].shapes) * examples
 
-    def visit(self, device: int, sent: Sent, memory: Weights) -> Visit:
+    def local_context(self, device: int, sent: Sent, memory: Weights) -> LocalContext:
         """What the local variant knows of a device that remembers this."""
         tier = self.tier_of[device]
         trained = {n: t for n, t in sent.models[tier].items() if n in self.holdings[tier].learned}
-        return Visit(trained, memory, sent.mean.get(tier, {}), self.omega[device])
+        return LocalContext(trained, memory, sent.mean.get(tier, {}), self.omega[device])
 
 
 def assign_tiers(config: Config) -> list[str]:
