@@ -22,7 +22,7 @@ from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.engines.scoring import Pass, Reading, Score
 from fedhen.errors import UserError
 from fedhen.experiment.checkpoint_state import Restored, State, compute_digests
-from fedhen.experiment.reported_models import NoReportedModels
+from fedhen.experiment.reported_models import ReportedModels
 from fedhen.hardware.memory import explain_out_of_memory
 from fedhen.hardware.precision import Precision
 from fedhen.hardware.threads import threads_per_worker, torch_threads
@@ -44,7 +44,7 @@ class Experiment:
     activate: Activate
     server: TierModels
     memories: Memories
-    last_models: NoReportedModels
+    last_models: ReportedModels
     precision: Precision
     devices: Devices
     score: Score
