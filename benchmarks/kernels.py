@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedhen.algorithm.rounds import Sent
-from fedhen.benchmark import Ask, load, with_runtime
+from fedhen.benchmark import BenchmarkRequest, load_or_draw_data, with_runtime
 from fedhen.config.recipes import load_recipe
 from fedhen.engines.cuda.graphs import GraphDevices
 from fedhen.experiment.build import build_experiment
@@ -32,7 +32,7 @@ CLASSES = {
 }
 
 
-def kind(name: str) -> str:
+def kernel_class(name: str) -> str:
     """The class of a kernel."""
     return next(label for label, pattern in CLASSES.items() if re.search(pattern, name))
 
@@ -47,8 +47,8 @@ def by_class(work: Callable[[], int]) -> tuple[dict[str, float], dict[str, float
     times, launches = (defaultdict[str, float](float) for _ in range(2))
     for event in found.events() or ():
         if event.device_type.name == "CUDA":
-            times[kind(event.name)] += event.device_time / steps
-            launches[kind(event.name)] += 1 / steps
+            times[kernel_class(event.name)] += event.device_time / steps
+            launches[kernel_class(event.name)] += 1 / steps
     return times, launches
 
 
@@ -56,12 +56,12 @@ def one_device(experiment: Experiment, tier: str) -> Callable[[], int]:
     """The training of one device of a tier."""
     device = experiment.population.tier_of.index(tier)
     devices = experiment.engine.devices
-    plain = devices.plain if isinstance(devices, GraphDevices) else devices
+    sequential = devices.sequential if isinstance(devices, GraphDevices) else devices
     sent = Sent(experiment.server, experiment.memories.mean)
 
     def work() -> int:
         list(devices.train(1, sent, [device]))
-        return len(plain.plan(1, device).ends)  # type: ignore[attr-defined]
+        return len(sequential.plan_batches(1, device).ends)  # type: ignore[attr-defined]
 
     return work
 
@@ -69,7 +69,7 @@ def one_device(experiment: Experiment, tier: str) -> Callable[[], int]:
 def main() -> None:
     """Print the table."""
     config = load_recipe(sys.argv[1] if len(sys.argv) > 1 else "cifar10-iid")
-    data, _ = load(Ask(config, 1))
+    data, _ = load_or_draw_data(BenchmarkRequest(config, 1))
     loops = {
         name: build_experiment(with_runtime(config, engine, precision), data=data, accelerator="cuda")
         for name, engine, precision in (

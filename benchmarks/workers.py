@@ -36,7 +36,7 @@ def recipe(name: str, *changes: str, method: str = "fedhen") -> Callable[[], Any
 
         chosen = load_method(method)
         base = load_recipe(name)
-        config = chosen.restricted(from_mapping({**chosen.settings(base), "method": method}, base))
+        config = chosen.keep_tiers(from_mapping({**chosen.settings(base), "method": method}, base))
         return apply_settings(config, list(changes)), None, None
 
     return load

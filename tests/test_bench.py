@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fedhen.benchmark import Loop, operations
+from fedhen.benchmark import Loop, count_operations
 from fedhen.cli import main
 from fedhen.config.recipes import load_recipe
 from fedhen.config.toml import apply_settings
@@ -18,9 +18,9 @@ def test_operations_are_those_of_the_layers() -> None:
     stem = 1 * 16 * 9 * 64
     simple = stem + 2 * 16 * 16 * 9 * 64 + (16 * 32 * 9 + 32 * 32 * 9 + 16 * 32) * 16 + 32 * 10
     experiment = build_experiment(load_recipe("digits"), accelerator="cpu")
-    assert operations(experiment, "simple") == 6 * simple - 2 * stem
+    assert count_operations(experiment, "simple") == 6 * simple - 2 * stem
     deep = (32 * 64 + 64 * 64) * 9 * 4 + 32 * 64 * 4 + (64 * 128 + 128 * 128) * 9 * 4 + 64 * 128 * 4 + 128 * 10
-    assert operations(experiment, "complex") == 6 * (simple + deep) - 2 * stem
+    assert count_operations(experiment, "complex") == 6 * (simple + deep) - 2 * stem
 
 
 def test_bench_measures_both_loops(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +48,7 @@ def test_the_same_rounds_are_compared() -> None:
     played = []
     for rounds in (2, 0):
         loop = Loop(build_experiment(apply_settings(load_recipe("digits"), changes), accelerator="cpu"), rounds)
-        while len(loop.steps) < 2 and loop.goes_on():
+        while len(loop.steps) < 2 and loop.play_turn():
             pass
         played.append([(step.record["round"], step.record["active"]) for step in loop.steps][:2])
     assert [number for number, _ in played[0]] == [4, 5] and played[0] == played[1]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedhen
 from families import came_back, texts, two_exits, words
-from fedhen.algorithm.failures import LONGEST
+from fedhen.algorithm.failures import MAX_ERROR_LENGTH
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure
 from fedhen.cli import main
@@ -172,7 +172,7 @@ def test_what_is_no_devices_fault_ends_the_run(
 def test_an_error_of_many_lines_is_kept_as_a_short_one(tmp_path: Path) -> None:
     family = fedhen.Family({"only": lambda: Raises(RuntimeError("one\ntwo\x1b[31m" + 1000 * "x"))})
     said = stopped(tmp_path, numbers(), family, method="fedavg")
-    assert "RuntimeError: one two?[31mxxx" in said and len(said) < LONGEST + 100
+    assert "RuntimeError: one two?[31mxxx" in said and len(said) < MAX_ERROR_LENGTH + 100
 
 
 METHOD = """

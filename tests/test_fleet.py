@@ -32,7 +32,7 @@ SMALL = [
 
 def config(method: str = "fedhen", local: str = "plain", *changes: str) -> Config:
     settings = [*SMALL, f"local.name={local}", *changes]
-    return METHODS[method].restricted(
+    return METHODS[method].keep_tiers(
         toml.apply_settings(with_method_settings(load_recipe("digits"), method), settings)
     )
 

@@ -295,8 +295,8 @@ def test_where_memory_runs_out_fewer_devices_train_at_a_time() -> None:
         scarce = taken()
         devices = scarce.engine.devices
         assert isinstance(devices, GraphDevices)
-        assert 1 <= devices.waves.most < 8 and not devices.waves.refused, found
-        assert 1 <= max(map(len, devices.waves.slots.values())) <= devices.waves.most
+        assert 1 <= devices.waves.max_slots < 8 and not devices.waves.refused, found
+        assert 1 <= max(map(len, devices.waves.slots.values())) <= devices.waves.max_slots
         assert apart(plain, scarce) < 1e-5
         del scarce, devices
         torch.cuda.set_per_process_memory_fraction(few / 20 / total)

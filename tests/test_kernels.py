@@ -174,12 +174,12 @@ def test_weights_lie_in_a_vector_and_come_back() -> None:
     module = preact_resnet(Shape(widths=(8, 12, 16, 20), groups=1)).build("complex")
     weights = {name: p.detach() for name, p in module.named_parameters()}
     layout = make_layout(module, weights, lower=True)
-    vector = layout.spread(layout.gather(weights))
+    vector = layout.scatter(layout.gather(weights))
     assert all(torch.equal(layout.view(vector, name), w) for name, w in weights.items())
-    assert all(torch.equal(back, weights[name]) for name, back in layout.collect(vector).items())
-    assert all(begin % ALIGNMENT == 0 for begin in layout.places.values())
+    assert all(torch.equal(back, weights[name]) for name, back in layout.unflatten(vector).items())
+    assert all(begin % ALIGNMENT == 0 for begin in layout.offsets.values())
     # Products' weights come first; norms and the pool's mix keep full precision.
-    low = {name for name, begin in layout.places.items() if begin < layout.lowered}
+    low = {name for name, begin in layout.offsets.items() if begin < layout.low_size}
     assert {name for name in weights if "norm" in name or "alpha" in name} == weights.keys() - low
 
 
@@ -257,4 +257,4 @@ def test_a_layer_with_hooks_is_left_alone() -> None:
     layer = torch.nn.utils.weight_norm(torch.nn.Conv2d(8, 8, 3, padding=1, bias=False)).to(WHERE)
     module = torch.nn.Sequential(layer)
     assert "conv3x3" not in str(rewrite(module).graph)
-    assert make_layout(module, dict(module.named_parameters()), lower=True).lowered == 0
+    assert make_layout(module, dict(module.named_parameters()), lower=True).low_size == 0

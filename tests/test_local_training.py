@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from families import TwoExits, two_exits
-from fedhen.algorithm.local_training import LocalProblem, Sgd, clip, train_locally
+from fedhen.algorithm.local_training import LocalProblem, Sgd, clip_gradients, train_locally
 from fedhen.algorithm.objectives import last_exit, sum_of_exits
 from fedhen.config.settings import TrainingConfig
 from fedhen.models.family import weights_of
@@ -96,7 +96,7 @@ def test_clip_and_steps_are_those_of_torch_to_the_bit(momentum: float, dtype: to
         for k, gradient in enumerate(gradients):
             given = k != 3 and (k != 4 or step > 1)
             ours[k].grad, theirs[k].grad = (gradient.clone(), gradient.clone()) if given else (None, None)
-        clip([p.grad for p in ours if p.grad is not None], 2.0)
+        clip_gradients([p.grad for p in ours if p.grad is not None], 2.0)
         torch.nn.utils.clip_grad_norm_(theirs, 2.0)
         sgd.step(ours)
         expected.step()

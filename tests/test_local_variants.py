@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from families import came_back
 from fedhen import Family, Method
 from fedhen.algorithm.local_training import LocalProblem, train_locally
-from fedhen.algorithm.local_variants import Correction, Visit, feddyn, fedprox, scaffold
+from fedhen.algorithm.local_variants import Correction, LocalContext, feddyn, fedprox, scaffold
 from fedhen.algorithm.merging import Memories, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Update
@@ -175,25 +175,27 @@ def test_the_correction_is_inside_the_clip_and_the_decay_outside() -> None:
     module.a.data = torch.tensor([3.0, 0.0], dtype=torch.float64)
     batch = torch.tensor([[2.0, 0.0, 1.0, 0.0]], dtype=torch.float64), torch.tensor([0])
     correction = Correction({"a": torch.tensor([5.0, 0.0], dtype=torch.float64)}, pull=0.5, decay=0.2)
-    task = LocalProblem(half_squares_of_last, TrainingConfig(clip=2.0, weight_decay=0.1), lr=0.5, correction=correction)
-    train_locally(module, [batch], task)
+    problem = LocalProblem(
+        half_squares_of_last, TrainingConfig(clip=2.0, weight_decay=0.1), lr=0.5, correction=correction
+    )
+    train_locally(module, [batch], problem)
     assert module.a[0].item() == pytest.approx(3 - 0.5 * (2 + 0.3 * 3), rel=1e-6)
 
 
 def test_the_variants_corrections_by_hand() -> None:
     """w_server = 2, memory 0.5, mean 3, ω = 2, μ = 0.1, α = 0.4."""
     weights = ({"w": torch.tensor([2.0])}, {"w": torch.tensor([0.5])}, {"w": torch.tensor([3.0])})
-    visit = Visit(*weights, omega=2.0)
+    context = LocalContext(*weights, omega=2.0)
     prox, scaf, dyn = fedprox(0.1), scaffold(), feddyn(0.4)
-    assert prox.correction(visit).offset["w"].item() == pytest.approx(-0.2) and prox.correction(visit).pull == 0.1
-    assert scaf.correction(visit).offset["w"].item() == pytest.approx(3 / 2 - 0.5)
-    assert dyn.correction(visit).offset["w"].item() == pytest.approx(0.2 * (0.5 - 2))
-    assert dyn.correction(visit).decay == pytest.approx(0.2)
+    assert prox.correction(context).offset["w"].item() == pytest.approx(-0.2) and prox.correction(context).pull == 0.1
+    assert scaf.correction(context).offset["w"].item() == pytest.approx(3 / 2 - 0.5)
+    assert dyn.correction(context).offset["w"].item() == pytest.approx(0.2 * (0.5 - 2))
+    assert dyn.correction(context).decay == pytest.approx(0.2)
     trained = {"w": torch.tensor([1.0])}
     assert scaf.remember is not None and dyn.remember is not None
-    assert scaf.remember(visit, trained, 0.25)["w"].item() == pytest.approx(0.5 - 3 + (2 - 1) / 0.25)
-    assert dyn.remember(visit, trained, 0.25)["w"].item() == pytest.approx(0.5 + (1 - 2))
-    assert (scaf.weight(2.0), dyn.weight(2.0)) == (2.0, 1.0)
+    assert scaf.remember(context, trained, 0.25)["w"].item() == pytest.approx(0.5 - 3 + (2 - 1) / 0.25)
+    assert dyn.remember(context, trained, 0.25)["w"].item() == pytest.approx(0.5 + (1 - 2))
+    assert (scaf.memory_weight(2.0), dyn.memory_weight(2.0)) == (2.0, 1.0)
 
 
 def test_the_mean_of_the_memories_is_over_all_holders_of_each_element() -> None:
@@ -204,13 +206,13 @@ def test_the_mean_of_the_memories_is_over_all_holders_of_each_element() -> None:
     zeros = torch.zeros(2)
     before = Memories({"half": {"w": zeros[:1]}, "full": {"w": zeros}}, {"half": 4, "full": 2})
     updates = [
-        Update(0, "half", {}, frozenset(), 1, 0.0, remembered={"w": torch.tensor([6.0])}, omega=0.5),
-        Update(5, "full", {}, frozenset(), 1, 0.0, remembered={"w": torch.tensor([12.0, 12.0])}),
+        Update(0, "half", {}, frozenset(), 1, 0.0, memory_change={"w": torch.tensor([6.0])}, omega=0.5),
+        Update(5, "full", {}, frozenset(), 1, 0.0, memory_change={"w": torch.tensor([12.0, 12.0])}),
     ]
     for local, expected in ((feddyn(0.1), [3.0, 6.0]), (scaffold(), [2.5, 6.0])):
-        after = before.after(updates, share_common_weights, local).mean
+        after = before.update(updates, share_common_weights, local).mean
         assert after["full"]["w"].tolist() == expected and after["half"]["w"].tolist() == expected[:1]
-    apart = before.after(updates, keep_tiers_apart, feddyn(0.1)).mean
+    apart = before.update(updates, keep_tiers_apart, feddyn(0.1)).mean
     assert apart["half"]["w"].tolist() == [1.5] and apart["full"]["w"].tolist() == [6.0, 6.0]
 
 
@@ -260,7 +262,7 @@ def test_a_dropped_devices_memory_stays() -> None:
     experiment.population.data.x[experiment.population.data.shards[2]] = torch.nan
     sent = Sent(experiment.server, experiment.memories.mean)
     updates = {update.device: update for update in came_back(experiment.engine.devices.train(2, sent, [1, 2]))}
-    assert updates[2].remembered == {} and torch.equal(memory[2]["a"], before[2])
+    assert updates[2].memory_change == {} and torch.equal(memory[2]["a"], before[2])
     assert not torch.equal(memory[1]["a"], before[1])
 
 
@@ -268,5 +270,5 @@ def test_omega_is_the_share_of_the_pools_data() -> None:
     """Apart: n_i · 3 / (2 + 5 + 3) for the simple devices; together: n_i · 6 / 24."""
     apart = run(APART, {"name": "plain"}, TWO_TIERS, rounds=1, evaluation={"every": 1})
     together = run(SIDE, {"name": "plain"}, TWO_TIERS, rounds=1, evaluation={"every": 1})
-    assert apart.devices.fleet.omega[:3] == pytest.approx([0.6, 1.5, 0.9])  # type: ignore[attr-defined]
-    assert together.devices.fleet.omega == pytest.approx([n / 4 for n in SIZES])  # type: ignore[attr-defined]
+    assert apart.devices.population.omega[:3] == pytest.approx([0.6, 1.5, 0.9])  # type: ignore[attr-defined]
+    assert together.devices.population.omega == pytest.approx([n / 4 for n in SIZES])  # type: ignore[attr-defined]

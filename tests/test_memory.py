@@ -22,7 +22,7 @@ from families import two_exits
 from fedhen.algorithm.updates import Update
 from fedhen.config import validation
 from fedhen.data.dataset import Data
-from fedhen.devices.state_store import OnDisk, StateStore, choose_place
+from fedhen.devices.state_store import OnDisk, StateStore, choose_storage
 from fedhen.errors import UserError
 from fedhen.exact_sums import FixedPoint
 from fedhen.experiment.build import build_experiment
@@ -170,9 +170,9 @@ def test_what_was_read_stays_when_a_device_is_written_again(place: str | None) -
 
 def test_the_roomiest_place() -> None:
     """A quarter of the accelerator, half of the host."""
-    assert choose_place(25, 100, 1000) == "accelerator"
-    assert choose_place(26, 100, 1000) == choose_place(500, 100, 1000) == "host"
-    assert choose_place(501, 100, 1000) == "disk"
+    assert choose_storage(25, 100, 1000) == "accelerator"
+    assert choose_storage(26, 100, 1000) == choose_storage(500, 100, 1000) == "host"
+    assert choose_storage(501, 100, 1000) == "disk"
     assert free_memory(CPU) > 10**8
 
 
@@ -182,8 +182,8 @@ sys.path.insert(0, "tests")
 import numpy as np, torch
 from torch import nn
 import fedhen
-from fedhen import schema
-from fedhen.assembly import assemble
+from fedhen.config import validation
+from fedhen.experiment.build import build_experiment
 
 class Wide(nn.Module):
     def __init__(self):
@@ -201,7 +201,7 @@ def peak(devices, active, rounds, rows):
         "model": {"family": "python"}, "training": {"epochs": 1}, "evaluation": {"every": rounds},
         "runtime": {"rows": rows, "engine": "plain"},
     })
-    experiment = assemble(config, data=data, family=fedhen.Family({"all": Wide}), accelerator="cpu")
+    experiment = build_experiment(config, data=data, family=fedhen.Family({"all": Wide}), accelerator="cpu")
     for step in experiment.play():
         pass
     rows = len(experiment.last_models.rows)

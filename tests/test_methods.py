@@ -46,7 +46,7 @@ def played(method: str, *settings: str, recipe: str = "digits") -> tuple[list[di
     config = validation.from_mapping(
         {**METHODS[method].settings(load_recipe(recipe)), "method": method}, load_recipe(recipe)
     )
-    config = METHODS[method].restricted(toml.apply_settings(config, [*NARROW, *settings]))
+    config = METHODS[method].keep_tiers(toml.apply_settings(config, [*NARROW, *settings]))
     experiment = build_experiment(config, accelerator="cpu")
     return [step.record for step in experiment.play()], experiment
 
@@ -181,7 +181,7 @@ def test_masked_loss_by_hand() -> None:
     config = validation.from_mapping(settings)
     run = build_experiment(config, data=Data(x, y, x, y, 3, shards), family=two_exits(), accelerator="cpu")
     logits = torch.tensor([[1.0, 5.0, -2.0]], requires_grad=True, dtype=torch.float64)
-    (seen,) = run.engine.devices.plain.view(0)([logits])  # type: ignore[attr-defined]
+    (seen,) = run.devices.sequential.logit_mask(0)([logits])  # type: ignore[attr-defined]
     loss = cross_entropy(seen, torch.tensor([2]))
     expected = math.log(math.exp(1.0) + math.exp(0.0) + math.exp(-2.0)) + 2.0
     assert loss.item() == pytest.approx(expected)

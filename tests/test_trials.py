@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhen.engines.equivalence import KINKS, _apart, _tolerances, forms_agree
+from fedhen.engines.equivalence import KINK_FACTOR, _gradient_error, _relative_error, forms_agree
 
 
 class _Kink(torch.nn.Module):
@@ -30,7 +30,7 @@ def test_a_kink_that_rounding_moves_is_not_taken_for_another_function() -> None:
     at = probe.seen[0]
     here, there, elsewhere = _Kink(at - 1e-7), _Kink(at + 1e-7), _Kink(at - 1)
     there.w = elsewhere.w = here.w
-    assert _apart(0, here, there, x) > KINKS
+    assert _gradient_error(0, here, there, x) > KINK_FACTOR
     assert forms_agree(here, there, x)
     assert len({*here.seen}) > 1, "the draws are of different weights"
     assert not forms_agree(here, elsewhere, x)
@@ -77,7 +77,7 @@ def test_three_draws_tell_whether_two_forms_are_the_same() -> None:
 def test_small_gradients_in_half_precision_are_not_lost() -> None:
     """Beside 1e-4 a hundred-thousandth is zero in sixteen bits, and a gradient of zero would be compared with that."""
     gradients = [torch.full((50,), 1e-4).half(), torch.zeros(50).half()]
-    assert _tolerances(gradients, gradients) == 0
+    assert _relative_error(gradients, gradients) == 0
 
 
 @pytest.mark.parametrize(("slope", "same"), [(1e-6, True), (1e-4, False)])
@@ -119,8 +119,8 @@ def test_logits_that_differ_are_told_at_every_draw(other: Callable[[Tensor], lis
 
     weight = torch.nn.Parameter(torch.ones(50))
     one, two = Module(weight, lambda z: [z]), Module(weight, other)
-    assert _apart(0, one, one, torch.ones(50)) == 0
-    assert _apart(0, one, two, torch.ones(50)) > KINKS
+    assert _gradient_error(0, one, one, torch.ones(50)) == 0
+    assert _gradient_error(0, one, two, torch.ones(50)) > KINK_FACTOR
 
 
 def test_a_trial_leaves_what_a_norm_has_counted() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhen.algorithm.updates import Update
-from fedhen.engines.cuda.waves import MOST, CannotCapture, Wave, Waves
+from fedhen.engines.cuda.waves import MAX_SLOTS, CannotCapture, Wave, Waves
 from fedhen.errors import UserError
 from fedhen.hardware.memory import OUT_OF_MEMORY
 
@@ -38,7 +38,7 @@ class Memory:
         if self.taken + more > self.total:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def give_back(self) -> None:
+    def free_memory(self) -> None:
         assert not self.living, "a slot is held by somebody, so that nothing can be given back"
         self.kept.clear()
 
@@ -52,9 +52,9 @@ class Memory:
 
 
 class Slot:
-    def __init__(self, memory: Memory, tier: str, place: int) -> None:
+    def __init__(self, memory: Memory, tier: str, index: int) -> None:
         self.tier = tier
-        memory.kept.add((tier, place))
+        memory.kept.add((tier, index))
         memory.living.add(self)
         memory.want()
 
@@ -92,7 +92,7 @@ def cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=300, deadline=None)
 def test_every_device_trains_once_where_one_of_each_tier_fits(case: Case) -> None:
     memory = Memory(case.total, case.sizes, case.extra)
-    waves = Waves(lambda tier, place: Slot(memory, tier, place), memory.give_back)
+    waves = Waves(lambda tier, index: Slot(memory, tier, index), memory.free_memory)
     one_each = sum(case.sizes.values()) + (KEEPS + case.extra) * len(case.sizes)
     for _ in range(3):
         waiting = {tier: list(devices) for tier, devices in case.devices.items()}
@@ -104,13 +104,13 @@ def test_every_device_trains_once_where_one_of_each_tier_fits(case: Case) -> Non
         else:
             assert not apart
             assert sorted(back) == sorted(chain.from_iterable(case.devices.values()))
-            assert max(map(len, waves.slots.values())) <= waves.most
+            assert max(map(len, waves.slots.values())) <= waves.max_slots
 
 
 @pytest.mark.parametrize(("fit", "most"), [(40, 16), (16, 16), (15, 8), (8, 8), (7, 4), (2, 2), (1, 1)])
 def test_the_number_at_a_time_is_halved_until_it_fits(fit: int, most: int) -> None:
     memory = Memory(fit * (10 + KEEPS), {"only": 10})
-    waves = Waves(lambda tier, place: Slot(memory, tier, place), memory.give_back)
+    waves = Waves(lambda tier, index: Slot(memory, tier, index), memory.free_memory)
     sizes: list[int] = []
 
     def work(wave: Wave[Slot]) -> Iterator[Update]:
@@ -118,13 +118,13 @@ def test_the_number_at_a_time_is_halved_until_it_fits(fit: int, most: int) -> No
         yield from memory.work(wave)
 
     assert len(list(waves.train({"only": list(range(20))}, work))) == 20
-    assert waves.most == most <= MOST
+    assert waves.max_slots == most <= MAX_SLOTS
     assert sizes == [most] * (20 // most) + [20 % most] * (20 % most > 0)
 
 
 def test_a_run_that_found_no_memory_can_be_tried_again() -> None:
     memory = Memory(13, {"only": 10})
-    waves = Waves(lambda tier, place: Slot(memory, tier, place), memory.give_back)
+    waves = Waves(lambda tier, index: Slot(memory, tier, index), memory.free_memory)
     for _ in range(2):
         with pytest.raises(UserError, match="out of memory"):
             list(waves.train({"only": [0, 1]}, memory.work))
@@ -136,10 +136,10 @@ def test_refused_tiers_and_failed_waves_train_apart() -> None:
     """A tier's later slot may be refused when its first was not; its slots are then held no longer."""
     memory = Memory(1000, {"deep": 1, "odd": 1})
 
-    def make(tier: str, place: int) -> Slot:
-        if tier == "odd" and place == 1:
+    def make(tier: str, index: int) -> Slot:
+        if tier == "odd" and index == 1:
             raise CannotCapture("it is odd")
-        return Slot(memory, tier, place)
+        return Slot(memory, tier, index)
 
     def work(wave: Wave[Slot]) -> Iterator[Update]:
         for device, slot in wave:
@@ -147,7 +147,7 @@ def test_refused_tiers_and_failed_waves_train_apart() -> None:
                 raise ValueError("its data is broken")
             yield update(device, slot.tier)
 
-    waves = Waves(make, memory.give_back)
+    waves = Waves(make, memory.free_memory)
     waiting = {"deep": [0, 1, 2, 3], "odd": [4, 5, 6]}
     with pytest.warns(UserWarning, match="tier 'odd' is trained one device at a time: it is odd"):
         back, apart = trained(waves.train(waiting, work))
@@ -159,7 +159,7 @@ def test_refused_tiers_and_failed_waves_train_apart() -> None:
 
 
 def test_an_error_that_is_neither_is_raised() -> None:
-    def make(tier: str, place: int) -> Slot:
+    def make(tier: str, index: int) -> Slot:
         raise ZeroDivisionError(tier)
 
     with pytest.raises(ZeroDivisionError):

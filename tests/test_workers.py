@@ -74,7 +74,7 @@ def experiment(workers: int, family: Family, data: Data, /, **settings: Any) -> 
     merged["runtime"] = {**merged.get("runtime", {}), "workers": workers}
     config = validation.from_mapping({**BASE, **merged})
     chosen = load_method(config.method)
-    config = chosen.restricted(config)
+    config = chosen.keep_tiers(config)
     return build_experiment(config, data=data, family=family, method=chosen, accelerator="cpu")
 
 
@@ -375,7 +375,7 @@ def test_a_worker_has_shared_memory_and_no_file_of_its_parent(tmp_path: Path) ->
             return {"sees": tmp_path / "open" in names, "pid": os.getpid()}
 
         workers.work = own
-        answers = [answer for _, _, answer in workers.each([{"place": k} for k in range(3)])]
+        answers = [answer for _, _, answer in workers.run([{"place": k} for k in range(3)])]
         assert file.fileno() > 2
     assert vector.tolist() == [1, 2, 3] and not any(answer["sees"] for answer in answers)
     assert len({answer["pid"] for answer in answers} - {os.getpid()}) <= 2
@@ -392,10 +392,10 @@ def test_whoever_goes_early_leaves_no_answer_to_the_next() -> None:
 
     with WorkerPool(2, slow) as workers:
         jobs = [{"seconds": 0.0}, {"seconds": 60.0}]
-        answers = workers.each(jobs)
+        answers = workers.run(jobs)
         assert next(answers)[1] == jobs[0]
         answers.close()  # type: ignore[attr-defined]
-        assert [job for _, job, _ in workers.each([{"seconds": 0.0, "new": k} for k in range(4)])] != []
+        assert [job for _, job, _ in workers.run([{"seconds": 0.0, "new": k} for k in range(4)])] != []
 
 
 SCRIPT = """

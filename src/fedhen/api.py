@@ -91,7 +91,7 @@ def train(
         devices=_fleet(len(data.shards)),
     )
     own = validation.from_mapping(chosen.settings(own), own)
-    config = chosen.restricted(validation.from_mapping({**settings, "method": chosen.name}, own))
+    config = chosen.keep_tiers(validation.from_mapping({**settings, "method": chosen.name}, own))
     ranks = process_group.join(choose_device(accelerator))
     experiment = build.build_experiment(
         config, data=data, family=family, method=chosen, activate=activate, accelerator=accelerator, ranks=ranks

@@ -33,9 +33,9 @@ SHAPES = {"cifar10": (3, 32, 32, 10), "cifar100": (3, 32, 32, 100)}
 """Channels, height, width and classes of data that random numbers can stand in for."""
 PLAIN_ROUNDS, PLAIN_SECONDS = 10, 40.0
 """As many rounds of the plain loop are measured as take so long, at least one."""
-ENOUGH = 4.0
+TIMING_SECONDS = 4.0
 """Seconds after which a training has been timed often enough."""
-TURN = 2.0
+TURN_SECONDS = 2.0
 """Seconds that a loop plays before it is another's turn: long against the caches that each has to fill anew."""
 
 Seconds = dict[tuple[int, ...], float]
@@ -43,7 +43,7 @@ Seconds = dict[tuple[int, ...], float]
 
 
 @dataclass(frozen=True)
-class Ask:
+class BenchmarkRequest:
     """What to measure."""
 
     config: Config
@@ -53,36 +53,39 @@ class Ask:
     data_dir: Path | None = None
 
 
-def run_benchmark(ask: Ask, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure; `say` is told what happens meanwhile."""
-    data, real = load(ask)
-    where = choose_device(ask.accelerator)
-    precision = build_experiment(ask.config, data=data, accelerator=ask.accelerator).population.precision.name
+def run_benchmark(request: BenchmarkRequest, report: Callable[[str], None]) -> dict[str, Any]:
+    """Measure; `report` is told what happens meanwhile."""
+    data, real = load_or_draw_data(request)
+    where = choose_device(request.accelerator)
+    precision = build_experiment(request.config, data=data, accelerator=request.accelerator).population.precision.name
     found: dict[str, Any] = {
-        "recipe": ask.config.recipe,
-        "method": ask.config.method,
+        "recipe": request.config.recipe,
+        "method": request.config.method,
         "precision": precision,
-        "data": ask.config.data.name if real else f"random numbers in the shape of {ask.config.data.name}",
-        **provenance.describe_environment(where, ask.config.runtime),
+        "data": request.config.data.name if real else f"random numbers in the shape of {request.config.data.name}",
+        **provenance.describe_environment(where, request.config.runtime),
     }
-    say("the matrix product")
+    report("the matrix product")
     ceiling = measure_product_rate(where, precision)
-    loops = {"fast": with_runtime(ask.config, "fast", precision), "plain": with_runtime(ask.config, "plain", precision)}
+    loops = {
+        "fast": with_runtime(request.config, "fast", precision),
+        "plain": with_runtime(request.config, "plain", precision),
+    }
     if precision == "bf16" and where.type == "cuda":
         # Where launches are the limit a plain loop is faster without autocast: the ratio is to the faster one.
-        loops["plain tf32"] = with_runtime(ask.config, "plain", "tf32")
+        loops["plain tf32"] = with_runtime(request.config, "plain", "tf32")
     seconds: dict[str, Seconds] = {}
     # On a shared machine neighbours come and go: loops that play in turns see the same. A GPU's memory is for one.
     for together in [[*loops]] if where.type == "cpu" else [[name] for name in loops]:
         playing = {}
         for name in together:
-            say(f"{ask.config.recipe}, {name}")
-            experiment = build_experiment(loops[name], data=data, accelerator=ask.accelerator)
-            playing[name] = Loop(experiment, ask.rounds if name == "fast" else 0)
-        while [name for name in together if playing[name].goes_on()]:
+            report(f"{request.config.recipe}, {name}")
+            experiment = build_experiment(loops[name], data=data, accelerator=request.accelerator)
+            playing[name] = Loop(experiment, request.rounds if name == "fast" else 0)
+        while [name for name in together if playing[name].play_turn()]:
             pass
         for name in together:
-            found[name], seconds[name] = playing[name].measured()
+            found[name], seconds[name] = playing[name].measure()
             found[name]["share_of_ceiling"] = found[name]["tflops"] / ceiling
         del playing, experiment
     # Rounds differ in which devices are active: only those that all have played are compared, if there are any.
@@ -90,27 +93,27 @@ def run_benchmark(ask: Ask, say: Callable[[str], None]) -> dict[str, Any]:
     for name, own in seconds.items():
         found[name]["seconds_a_round_of_all"] = mean(own[key] for key in same or own)
     best = min(found[name]["seconds_a_round_of_all"] for name in loops if name != "fast")
-    say("the side objective")
+    report("the side objective")
     return {
         **found,
         "ceiling_tflops": ceiling,
         "ratio": best / found["fast"]["seconds_a_round_of_all"],
-        "side_objective": side_objective(ask, data),
+        "side_objective": measure_side_objective(request, data),
     }
 
 
-def load(ask: Ask) -> tuple[Data, bool]:
+def load_or_draw_data(request: BenchmarkRequest) -> tuple[Data, bool]:
     """The recipe's data, or random numbers in its shape where it is not on this machine: time does not see which."""
     try:
-        return sources.load_data(ask.config.data, data_root(ask.data_dir), ask.config.seed), True
+        return sources.load_data(request.config.data, data_root(request.data_dir), request.config.seed), True
     except UserError:
-        if ask.config.data.name not in SHAPES:
+        if request.config.data.name not in SHAPES:
             raise
-    *shape, classes = SHAPES[ask.config.data.name]
+    *shape, classes = SHAPES[request.config.data.name]
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (60000, *shape), dtype=torch.uint8, generator=draw).float().div_(255)
     y = torch.randint(0, classes, (60000,), generator=draw)
-    limit = ask.config.data.limit or 50000
+    limit = request.config.data.limit or 50000
     return Data(x[:limit], y[:limit], x[50000 : 50000 + limit], y[50000 : 50000 + limit], classes), False
 
 
@@ -138,9 +141,9 @@ class Loop:
             score_once(experiment)
         self.steps.clear()
 
-    def goes_on(self) -> bool:
+    def play_turn(self) -> bool:
         """Play for a turn, if there are rounds and seconds left."""
-        end, before = time.perf_counter() + TURN, len(self.steps)
+        end, before = time.perf_counter() + TURN_SECONDS, len(self.steps)
         while self.left and time.perf_counter() < end and (self.seconds > 0 or not self.steps):
             self.left -= 1
             self._step()
@@ -152,14 +155,14 @@ class Loop:
         self.seconds -= step.timing["total"]
         return step
 
-    def measured(self) -> tuple[dict[str, Any], Seconds]:
+    def measure(self) -> tuple[dict[str, Any], Seconds]:
         """Seconds, steps and operations of the rounds since, and the seconds of each."""
         experiment, steps = self.experiment, self.steps
         train = mean(step.timing["train"] for step in steps)
         scoring = [step.timing["evaluate"] for step in steps if "accuracy" in step.record]
         evaluate = mean(scoring) if scoring else score_once(experiment)
         ends = [[(d, plan_ends(experiment, s, d)) for d in s.record["active"]] for s in steps]
-        each = {tier: operations(experiment, tier) for tier in experiment.server}
+        each = {tier: count_operations(experiment, tier) for tier in experiment.server}
         local = mean(sum(len(own) for _, own in round_) for round_ in ends)
         work = mean(sum(own[-1] * each[experiment.population.tier_of[d]] for d, own in round_) for round_ in ends)
         scored = evaluate / experiment.config.evaluation.every
@@ -184,57 +187,61 @@ def score_once(experiment: Experiment) -> float:
     return time.perf_counter() - began
 
 
-def plain_of(experiment: Experiment) -> SequentialDevices:
+def find_sequential(experiment: Experiment) -> SequentialDevices:
     """The plain devices behind any engine: they know the plans."""
     devices: Any = experiment.engine.devices
-    found = devices if isinstance(devices, SequentialDevices) else devices.plain
+    found = devices if isinstance(devices, SequentialDevices) else devices.sequential
     assert isinstance(found, SequentialDevices)
     return found
 
 
 def plan_ends(experiment: Experiment, step: Step, device: int) -> Sequence[int]:
     """Where the batches of a device end: one for each of its steps."""
-    return [int(end) for end in plain_of(experiment).plan(step.record["round"], device).ends]
+    return [int(end) for end in find_sequential(experiment).plan_batches(step.record["round"], device).ends]
 
 
-def operations(experiment: Experiment, tier: str) -> float:
+def count_operations(experiment: Experiment, tier: str) -> float:
     """Floating-point operations that one example costs a device of a tier: products, forward and backward."""
-    fleet = plain_of(experiment).fleet
-    module = plain_of(experiment).new_module(tier).train()
-    plan = plain_of(experiment).plan(1, fleet.tier_of.index(tier))
-    inputs, labels = make_batch(fleet.data, plan, slice(0, 2), "none")
+    population = find_sequential(experiment).population
+    module = find_sequential(experiment).build_module(tier).train()
+    plan = find_sequential(experiment).plan_batches(1, population.tier_of.index(tier))
+    inputs, labels = make_batch(population.data, plan, slice(0, 2), "none")
     with FlopCounterMode(display=False) as counter:
-        fleet.objectives[tier](module(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        population.objectives[tier](module(inputs), labels).backward()  # type: ignore[no-untyped-call]
     return float(counter.get_total_flops()) / len(labels)
 
 
-def side_objective(ask: Ask, data: Data) -> dict[str, Any]:
+def measure_side_objective(request: BenchmarkRequest, data: Data) -> dict[str, Any]:
     """What the side objective costs a device of the largest tier: a step's time and operations, and the bytes it sends.
 
     With it is the method FedHeN; without is Decouple, whose largest model has no exit but its own.
     """
     found: dict[str, Any] = {}
     for label, method in (("with", "fedhen"), ("without", "decouple")):
-        config = replace(with_runtime(ask.config, "fast", ask.config.runtime.precision), method=method, method_file="")
-        experiment = build_experiment(config, data=data, accelerator=ask.accelerator)
+        config = replace(
+            with_runtime(request.config, "fast", request.config.runtime.precision), method=method, method_file=""
+        )
+        experiment = build_experiment(config, data=data, accelerator=request.accelerator)
         tier = list(experiment.server)[-1]
         some = [d for d, t in enumerate(experiment.population.tier_of) if t == tier][: config.devices.active]
-        plain = plain_of(experiment)
-        trainings, times = timed_trainings(experiment, some), list[float]()
-        while len(times) < 3 or (len(times) < 12 and sum(times) < ENOUGH):
+        sequential = find_sequential(experiment)
+        trainings, times = time_trainings(experiment, some), list[float]()
+        while len(times) < 3 or (len(times) < 12 and sum(times) < TIMING_SECONDS):
             times.append(next(trainings))
-        count = sum(len(plain.plan(2, device).ends) for device in some)
+        count = sum(len(sequential.plan_batches(2, device).ends) for device in some)
         found[label] = {
             "milliseconds_a_step": 1e3 * min(times[1:]) / count,
-            "gflop_an_example": operations(experiment, tier) / 1e9,
+            "gflop_an_example": count_operations(experiment, tier) / 1e9,
             "bytes_each_way": count_bytes(experiment.server[tier]),
         }
     return {**found, "ratio": {key: found["with"][key] / found["without"][key] for key in found["with"]}}
 
 
-def timed_trainings(experiment: Experiment, devices: Sequence[int]) -> Iterator[float]:
+def time_trainings(experiment: Experiment, devices: Sequence[int]) -> Iterator[float]:
     """Seconds that it takes to train these devices, again and again."""
-    sent = Sent(experiment.memories.cloud(experiment.server, experiment.population.local), experiment.memories.mean)
+    sent = Sent(
+        experiment.memories.starting_models(experiment.server, experiment.population.local), experiment.memories.mean
+    )
     for number in range(1, 10**6):
         began = time.perf_counter()
         list(experiment.engine.devices.train(number, sent, devices))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedhen.algorithm.local_variants import NOTHING, Correction
+from fedhen.algorithm.local_variants import NO_CORRECTION, Correction
 from fedhen.algorithm.objectives import Objective
 from fedhen.config.settings import TrainingConfig
 from fedhen.hardware.precision import FULL, Precision
@@ -18,8 +18,8 @@ from fedhen.hardware.precision import FULL, Precision
 def learning_rate(training: TrainingConfig, number: int, rounds: int) -> float:
     """η in round `number` of `rounds`."""
     schedule = {"constant": 1.0, "cosine": (1 + math.cos(math.pi * (number - 1) / rounds)) / 2}
-    risen = min(1.0, number / max(1, training.lr_warmup))
-    return training.lr * training.lr_decay ** (number - 1) * schedule[training.lr_schedule] * risen
+    warmup = min(1.0, number / max(1, training.lr_warmup))
+    return training.lr * training.lr_decay ** (number - 1) * schedule[training.lr_schedule] * warmup
 
 
 @dataclass(frozen=True)
@@ -29,30 +29,32 @@ class LocalProblem:
     objective: Objective
     training: TrainingConfig
     lr: float
-    correction: Correction = NOTHING
-    view: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda logits: logits
+    correction: Correction = NO_CORRECTION
+    mask: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda logits: logits
     """What of the logits the objective sees."""
     precision: Precision = FULL
 
 
-def train_locally(module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], task: LocalProblem) -> tuple[float, int]:
+def train_locally(
+    module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], problem: LocalProblem
+) -> tuple[float, int]:
     """Train the module in place on the batches of all epochs; returns the mean loss of the steps, and their number.
 
     The clip is on the gradient of the summed loss over all parameters. SGD adds the decay after it, and leaves alone a
     weight without a gradient: NoSide's exit comes back from a complex device as it went.
     """
     module.train()
-    task.precision.choose()
-    training, parameters, losses = task.training, list(module.parameters()), list[Tensor]()
-    sgd = Sgd(task.lr, training.momentum, training.weight_decay + task.correction.decay)
+    problem.precision.choose()
+    training, parameters, losses = problem.training, list(module.parameters()), list[Tensor]()
+    sgd = Sgd(problem.lr, training.momentum, training.weight_decay + problem.correction.decay)
     for inputs, labels in batches:
         for parameter in parameters:
             parameter.grad = None
-        with task.precision.autocast():
-            loss = task.objective(task.view(module(inputs)), labels)
+        with problem.precision.autocast():
+            loss = problem.objective(problem.mask(module(inputs)), labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        apply_correction(module, task.correction)
-        clip([parameter.grad for parameter in parameters if parameter.grad is not None], training.clip)
+        apply_correction(module, problem.correction)
+        clip_gradients([parameter.grad for parameter in parameters if parameter.grad is not None], training.clip)
         sgd.step(parameters)
         losses.append(loss.detach())
     return float(torch.stack(losses).mean()), len(losses)
@@ -80,25 +82,25 @@ class Sgd:
         if self.decay:
             torch._foreach_add_(steps, weights, alpha=self.decay)
         if self.momentum:
-            before = self.buffers
+            buffers = self.buffers
             steps = [
-                before[w].mul_(self.momentum).add_(step) if w in before else step
+                buffers[w].mul_(self.momentum).add_(step) if w in buffers else step
                 for w, step in zip(weights, steps, strict=True)
             ]
-            self.buffers = {**before, **dict(zip(weights, steps, strict=True))}
+            self.buffers = {**buffers, **dict(zip(weights, steps, strict=True))}
         torch._foreach_add_(weights, steps, alpha=-self.lr)
 
 
-def clip(gradients: list[Tensor], most: float) -> None:
+def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
     """Scale gradients so that their norm together is at most this: `nn.utils.clip_grad_norm_`, to the bit."""
     if gradients:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, torch.clamp(most / (norm + 1e-6), max=1.0))
+        torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
 
 def apply_correction(module: nn.Module, correction: Correction) -> None:
     """Add a local variant's correction to the gradients."""
-    if correction is NOTHING:
+    if correction is NO_CORRECTION:
         return
     with torch.no_grad():
         for name, parameter in module.named_parameters():

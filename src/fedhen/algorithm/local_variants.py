@@ -32,11 +32,11 @@ class Correction:
     decay: float = 0.0
 
 
-NOTHING = Correction()
+NO_CORRECTION = Correction()
 
 
 @dataclass(frozen=True)
-class Visit:
+class LocalContext:
     """What a variant knows of a device in a round."""
 
     received: Weights
@@ -54,14 +54,14 @@ class LocalVariant:
     """A local variant."""
 
     name: str
-    correction: Callable[[Visit], Correction] = lambda visit: NOTHING
-    remember: Callable[[Visit, Weights, float], Weights] | None = None
-    """(visit, trained weights, steps · learning rate) -> the device's memory after the round; none has no memory."""
-    known: Callable[[Weights, Weights], Weights] | None = None
+    correction: Callable[[LocalContext], Correction] = lambda context: NO_CORRECTION
+    remember: Callable[[LocalContext, Weights, float], Weights] | None = None
+    """(context, trained weights, steps · learning rate) -> the device's memory after the round; none has no memory."""
+    infer_change: Callable[[Weights, Weights], Weights] | None = None
     """(received, trained) -> by how much the memory changes, where the server can tell: then nothing is sent for it."""
-    weight: Callable[[float], float] = lambda omega: 1.0
+    memory_weight: Callable[[float], float] = lambda omega: 1.0
     """ω_i -> the device's weight in the mean of the memories."""
-    cloud: Callable[[Tensor, Tensor], Tensor] = lambda model, mean: model
+    starting_weight: Callable[[Tensor, Tensor], Tensor] = lambda model, mean: model
     """(server's weight, mean of the memories) -> the weight that devices start from."""
     copies: int = 0
     """How many tensors of the size of the trained weights go along with the model, down and up."""
@@ -76,8 +76,8 @@ def fedprox(mu: float) -> LocalVariant:
     if not mu:
         return PLAIN
 
-    def correction(visit: Visit) -> Correction:
-        return Correction({name: -mu * tensor for name, tensor in visit.received.items()}, pull=mu)
+    def correction(context: LocalContext) -> Correction:
+        return Correction({name: -mu * tensor for name, tensor in context.received.items()}, pull=mu)
 
     return LocalVariant("fedprox", correction)
 
@@ -89,18 +89,21 @@ def scaffold() -> LocalVariant:
     model and c_i′ − c_i up beside the update, so that both ways carry twice the trained weights.
     """
 
-    def correction(visit: Visit) -> Correction:
+    def correction(context: LocalContext) -> Correction:
         return Correction(
-            {n: _of(visit.mean, t, n) / visit.omega - _of(visit.memory, t, n) for n, t in visit.received.items()}
+            {
+                n: _get_or_zeros(context.mean, t, n) / context.omega - _get_or_zeros(context.memory, t, n)
+                for n, t in context.received.items()
+            }
         )
 
-    def remember(visit: Visit, trained: Weights, walked: float) -> Weights:
+    def remember(context: LocalContext, trained: Weights, total_lr: float) -> Weights:
         return {
-            n: _of(visit.memory, t, n) - _of(visit.mean, t, n) + (t - trained[n]) / walked
-            for n, t in visit.received.items()
+            n: _get_or_zeros(context.memory, t, n) - _get_or_zeros(context.mean, t, n) + (t - trained[n]) / total_lr
+            for n, t in context.received.items()
         }
 
-    return LocalVariant("scaffold", correction, remember, weight=lambda omega: omega, copies=1)
+    return LocalVariant("scaffold", correction, remember, memory_weight=lambda omega: omega, copies=1)
 
 
 def feddyn(alpha: float) -> LocalVariant:
@@ -111,17 +114,22 @@ def feddyn(alpha: float) -> LocalVariant:
     α = 0 it is not FedAvg: h still accumulates.
     """
 
-    def correction(visit: Visit) -> Correction:
-        own = alpha / visit.omega
-        return Correction({n: own * (_of(visit.memory, t, n) - t) for n, t in visit.received.items()}, decay=own)
+    def correction(context: LocalContext) -> Correction:
+        alpha_i = alpha / context.omega
+        return Correction(
+            {n: alpha_i * (_get_or_zeros(context.memory, t, n) - t) for n, t in context.received.items()}, decay=alpha_i
+        )
 
-    def remember(visit: Visit, trained: Weights, walked: float) -> Weights:
-        return {n: _of(visit.memory, visit.received[n], n) + t for n, t in known(visit.received, trained).items()}
+    def remember(context: LocalContext, trained: Weights, total_lr: float) -> Weights:
+        return {
+            n: _get_or_zeros(context.memory, context.received[n], n) + t
+            for n, t in infer_change(context.received, trained).items()
+        }
 
-    def known(received: Weights, trained: Weights) -> Weights:
+    def infer_change(received: Weights, trained: Weights) -> Weights:
         return {n: trained[n] - t for n, t in received.items()}
 
-    return LocalVariant("feddyn", correction, remember, known, cloud=lambda model, mean: model + mean)
+    return LocalVariant("feddyn", correction, remember, infer_change, starting_weight=lambda model, mean: model + mean)
 
 
 def make_local_variant(config: LocalConfig) -> LocalVariant:
@@ -135,5 +143,5 @@ def make_local_variant(config: LocalConfig) -> LocalVariant:
     return variants[config.name]()
 
 
-def _of(weights: Mapping[str, Tensor], like: Tensor, name: str) -> Tensor:
+def _get_or_zeros(weights: Mapping[str, Tensor], like: Tensor, name: str) -> Tensor:
     return weights[name] if name in weights else torch.zeros_like(like)

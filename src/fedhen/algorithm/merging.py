@@ -62,37 +62,40 @@ class Memories:
     """
 
     mean: TierModels
-    holders: dict[str, int]
+    tier_sizes: dict[str, int]
     """How many devices each tier has, active or not."""
 
-    def after(self, updates: Sequence[Update], pools: Pools, local: LocalVariant, *, ranks: Ranks = ALONE) -> Memories:
+    def update(self, updates: Sequence[Update], pools: Pools, local: LocalVariant, *, ranks: Ranks = ALONE) -> Memories:
         """The mean after a round."""
         if local.remember is None:
             return self
         mean: TierModels = {}
         for pool in pools(list(self.mean)):
             before = overlay([self.mean[tier] for tier in pool])
-            changes, everyone = Average(shapes_of(before)), Average(shapes_of(before))
+            changes, trainers = Average(shapes_of(before)), Average(shapes_of(before))
             for tier in pool:
-                everyone.add(self.mean[tier], self.holders[tier])
+                trainers.add(self.mean[tier], self.tier_sizes[tier])
             for update in updates:
                 if update.tier in pool:
-                    changes.add(update.remembered, local.weight(update.omega))
+                    changes.add(update.memory_change, local.memory_weight(update.omega))
             changes = ranks.combined(changes)
             after = {
-                name: (tensor + changes.sums[name] / everyone.counts[name]).to(tensor.dtype)
+                name: (tensor + changes.sums[name] / trainers.counts[name]).to(tensor.dtype)
                 if name in changes.sums
                 else tensor
                 for name, tensor in before.items()
             }
             mean.update({tier: select(after, shapes_of(self.mean[tier])) for tier in pool})
-        return Memories({tier: mean[tier] for tier in self.mean}, self.holders)
+        return Memories({tier: mean[tier] for tier in self.mean}, self.tier_sizes)
 
-    def cloud(self, server: TierModels, local: LocalVariant) -> TierModels:
+    def starting_models(self, server: TierModels, local: LocalVariant) -> TierModels:
         """The models that devices start from."""
         if local.remember is None:
             return server
         return {
-            tier: {n: local.cloud(w, self.mean[tier][n]) if n in self.mean[tier] else w for n, w in weights.items()}
+            tier: {
+                n: local.starting_weight(w, self.mean[tier][n]) if n in self.mean[tier] else w
+                for n, w in weights.items()
+            }
             for tier, weights in server.items()
         }

@@ -33,7 +33,7 @@ class Method:
     tiers: Callable[[Sequence[str]], Sequence[str]] = lambda tiers: tiers
     """Which of a recipe's tiers, shallowest first, its devices have."""
 
-    def restricted(self, config: Config) -> Config:
+    def keep_tiers(self, config: Config) -> Config:
         """The configuration with just the tiers that the method's devices have."""
         kept = list(self.tiers(list(config.tiers)))
         if kept == list(config.tiers):
@@ -78,13 +78,13 @@ METHODS = {m.name: m for m in (FEDHEN, NOSIDE, DECOUPLE, SIDE_APART, HETEROFL, F
 def load_method(name: str) -> Method:
     """The method of that name, or the one that a Python file defines: `path/to/file.py:NAME`."""
     if ".py:" in name:
-        return _from_file(name)
+        return _load_from_file(name)
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return METHODS[name]
 
 
-def _from_file(place: str) -> Method:
+def _load_from_file(place: str) -> Method:
     path, _, attribute = place.rpartition(":")
     spec = importlib.util.spec_from_file_location("fedhen_own_method", path)
     if spec is None or spec.loader is None or not Path(path).is_file():

@@ -30,23 +30,23 @@ class SumOfExits:
 
     def __call__(self, logits: Sequence[Tensor], labels: Tensor) -> Tensor:
         """The loss of a batch."""
-        read = [(logits[place], weight) for place, weight in self.places(len(logits))]
+        read = [(logits[index], weight) for index, weight in self.weighted_exits(len(logits))]
         losses = [cross_entropy(z, labels) * weight if weight != 1 else cross_entropy(z, labels) for z, weight in read]
         if self.distillation and len(read) > 1:
-            losses.append(self.distillation * self._distilled([z for z, _ in read]))
+            losses.append(self.distillation * self._distillation_loss([z for z, _ in read]))
         total = losses[0]
         for loss in losses[1:]:
             total = total + loss
         return total
 
-    def places(self, number: int) -> list[tuple[int, float]]:
+    def weighted_exits(self, number: int) -> list[tuple[int, float]]:
         """Which of that many exits are read, and the weight of each."""
         names = self.exits or ("",) * number
         own = number - 1
         weighted = [(k, 1.0 if k == own else self.weights.get(names[k], 1.0)) for k in range(number)[self.chosen]]
-        return [(place, weight) for place, weight in weighted if weight]
+        return [(index, weight) for index, weight in weighted if weight]
 
-    def _distilled(self, logits: Sequence[Tensor]) -> Tensor:
+    def _distillation_loss(self, logits: Sequence[Tensor]) -> Tensor:
         """DepthFL (Kim et al. 2023): every exit learns from each other's softened output, which is held fixed.
 
         Σ_k mean_{j≠k} KL(q_j ‖ q_k)·T², with q = softmax(logits / T).

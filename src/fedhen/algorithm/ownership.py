@@ -43,7 +43,7 @@ def find_holdings(
         shared: set[str] = set()
         for tier in sorted(pool, key=tiers.index):
             others = _Pool(pool, shared)
-            found[tier] = _holding(family, tier, objectives[tier], batch, others)
+            found[tier] = _find_holding(family, tier, objectives[tier], batch, others)
             shared |= found[tier].shapes.keys()
     return {tier: found[tier] for tier in tiers}
 
@@ -64,7 +64,9 @@ class _Pool:
     weights: set[str]
 
 
-def _holding(family: Family, tier: str, objective: Objective, batch: tuple[Tensor, Tensor], pool: _Pool) -> Holding:
+def _find_holding(
+    family: Family, tier: str, objective: Objective, batch: tuple[Tensor, Tensor], pool: _Pool
+) -> Holding:
     inputs, labels = batch
     with seeds.randomness(0, "holdings"):
         module = family.build(tier).to(inputs.device)

@@ -13,7 +13,7 @@ from fedhen.algorithm.failures import FailureWatch
 from fedhen.algorithm.local_variants import PLAIN, LocalVariant
 from fedhen.algorithm.merging import Memories, merge
 from fedhen.algorithm.methods import Method
-from fedhen.algorithm.sampling import NONE_REPORTED, Activate
+from fedhen.algorithm.sampling import NO_LOSSES, Activate
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.config.settings import ServerConfig
 from fedhen.distributed.communicator import ALONE, Ranks
@@ -81,17 +81,17 @@ def play_rounds(
     devices: Devices,
     rules: Rules,
     numbers: Sequence[int],
-    losses: Mapping[int, float] = NONE_REPORTED,
+    losses: Mapping[int, float] = NO_LOSSES,
 ) -> Iterator[Round]:
     """Run these rounds one by one, from the given server models and the losses that devices reported last."""
     losses = dict(losses)
     ranks, pools = rules.ranks, rules.method.pools
-    watch = FailureWatch(tells=not ranks.rank)
+    watch = FailureWatch(warns=not ranks.rank)
     for number in numbers:
         # Only now: the last round that was in vain is recorded too.
-        watch.end_if_in_vain()
+        watch.raise_if_none_returned()
         active = ranks.first(partial(rules.activate, number, losses))
-        sent = Sent(memories.cloud(server, rules.local), memories.mean)
+        sent = Sent(memories.starting_models(server, rules.local), memories.mean)
         # In the order of the devices, so that it does not matter in which order they come back.
         replies = sorted(devices.train(number, sent, active), key=lambda reply: reply.device)
         updates = [reply for reply in replies if isinstance(reply, Update)]
@@ -108,9 +108,9 @@ def play_rounds(
         dropped = [device for device, fine, _ in everyone if not fine]
         now = {device: loss for device, fine, loss in everyone if fine}
         server = merge(server, kept, pools, rules.server, ranks=ranks)
-        memories = memories.after(kept, pools, rules.local, ranks=ranks)
+        memories = memories.update(kept, pools, rules.local, ranks=ranks)
         losses.update(now)
-        watch.see(number, active, now, failed, late)
+        watch.observe(number, active, now, failed, late)
         done = Round(number, active, kept, now, dropped, failed, [*late], server, memories)
         # What the active devices sent back need not outlive the round: the next one brings as much.
         del replies, updates, kept

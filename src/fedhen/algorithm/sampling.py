@@ -12,7 +12,7 @@ Activate = Callable[[int, Mapping[int, float]], list[int]]
 """(round, the loss that each device reported last) -> the active devices, in rising order."""
 
 
-NONE_REPORTED: Mapping[int, float] = {}
+NO_LOSSES: Mapping[int, float] = {}
 """No device has trained yet."""
 
 
@@ -29,11 +29,11 @@ def make_sampler(devices: DevicesConfig, seed: int) -> Activate:
 
     def by_loss(number: int, losses: Mapping[int, float]) -> list[int]:
         """Power of choice (Cho et al. 2020) by the losses that devices reported when they last trained."""
-        many = min(devices.number, max(devices.active, devices.candidates or 2 * devices.active))
-        candidates = seeds.stream(seed, "active devices", number).choice(devices.number, many, replace=False)
+        pool = min(devices.number, max(devices.active, devices.candidates or 2 * devices.active))
+        candidates = seeds.stream(seed, "active devices", number).choice(devices.number, pool, replace=False)
         # A device that has never trained comes first, one whose loss is no number last; ties go to the one drawn first.
-        known = {device: -math.inf if math.isnan(loss) else loss for device, loss in losses.items()}
-        ranked = sorted(candidates, key=lambda device: -known.get(int(device), math.inf))
+        last_losses = {device: -math.inf if math.isnan(loss) else loss for device, loss in losses.items()}
+        ranked = sorted(candidates, key=lambda device: -last_losses.get(int(device), math.inf))
         return sorted(int(device) for device in ranked[: devices.active])
 
     return {"uniform": uniform, "bernoulli": bernoulli, "loss": by_loss}[devices.sampling]

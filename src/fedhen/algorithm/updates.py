@@ -23,7 +23,7 @@ class Update:
     loss: float
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     """For weights whose rows are the classes: which rows count, where not all of them do."""
-    remembered: Weights = field(default_factory=dict)
+    memory_change: Weights = field(default_factory=dict)
     """By how much the device's memory changed, where the local variant has one."""
     omega: float = 1.0
 

@@ -42,19 +42,19 @@ def add_commands(commands: Any) -> None:
 
 def bench_command(options: argparse.Namespace) -> int:
     """`fedhen bench`."""
-    from fedhen.benchmark import Ask, run_benchmark
+    from fedhen.benchmark import BenchmarkRequest, run_benchmark
     from fedhen.errors import UserError
 
     if options.rounds < 1:
         raise UserError(f"--rounds {options.rounds}: it must be at least 1")
     config = choose(options, default="digits", method=options.method).config
-    ask = Ask(config, options.rounds, options.accelerator, options.data_dir)
+    request = BenchmarkRequest(config, options.rounds, options.accelerator, options.data_dir)
 
     def say(text: str) -> None:
         if not options.quiet:
             print(f"measuring {text} ...", file=sys.stderr, flush=True)
 
-    found = run_benchmark(ask, say)
+    found = run_benchmark(request, say)
     print(json.dumps(found, indent=2) if options.json else format_benchmark(found))
     return 0
 

@@ -112,7 +112,7 @@ def choose(
     load = cache(load_method)
     config = config_from_options(options, default, method, prepare, load)
     chosen = load(config.method_file or config.method)
-    return Choice(chosen.restricted(config), chosen)
+    return Choice(chosen.keep_tiers(config), chosen)
 
 
 def config_from_options(

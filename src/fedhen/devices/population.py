@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedhen import seeds
-from fedhen.algorithm.local_variants import LocalVariant, Visit, make_local_variant
+from fedhen.algorithm.local_variants import LocalContext, LocalVariant, make_local_variant
 from fedhen.algorithm.methods import Method
 from fedhen.algorithm.objectives import Objective, configure_objective
 from fedhen.algorithm.ownership import Holding, find_holdings
@@ -46,11 +46,11 @@ class Population:
         examples = len(self.data.shards[device]) * self.config.training.epochs
         return numel(self.holdings[self.tier_of[device]].shapes) * examples
 
-    def visit(self, device: int, sent: Sent, memory: Weights) -> Visit:
+    def local_context(self, device: int, sent: Sent, memory: Weights) -> LocalContext:
         """Returns what the local variant is given for a device with this memory."""
         tier = self.tier_of[device]
         trained = {n: t for n, t in sent.models[tier].items() if n in self.holdings[tier].learned}
-        return Visit(trained, memory, sent.mean.get(tier, {}), self.omega[device])
+        return LocalContext(trained, memory, sent.mean.get(tier, {}), self.omega[device])
 
 
 def make_population(

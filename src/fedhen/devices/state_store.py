@@ -1,4 +1,4 @@
-"""What is kept for each device that has trained: one packed vector, where there is room for it."""
+"""What is stored for each device that has trained: one packed vector, where there is room for it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedhen.hardware.memory import free_memory
 from fedhen.params import Weights, pack, unpack
 
 
-class Place(Protocol):
-    """Where vectors are kept; what was read stays as it is when the device's vector is written again."""
+class Storage(Protocol):
+    """Where vectors are stored; what was read stays as it is when the device's vector is written again."""
 
-    lasting: bool
-    """Whether what `kept` gives costs no copy."""
+    stable: bool
+    """Whether what `stored` gives costs no copy."""
 
     def write(self, key: int, vector: Tensor) -> None:
         """Keep a copy."""
@@ -33,7 +33,7 @@ class Place(Protocol):
         """The vector, where devices train."""
         ...
 
-    def kept(self, key: int) -> Tensor:
+    def stored(self, key: int) -> Tensor:
         """The vector, where it lies."""
         ...
 
@@ -43,23 +43,23 @@ class Place(Protocol):
 
 
 class Entry(NamedTuple):
-    """What is kept for a device: where its vector is, and what it packs."""
+    """What is stored for a device: where its vector is, and what it packs."""
 
     key: int
     layout: Weights
 
 
 class StateStore(MutableMapping[int, Weights]):
-    """Weights by device, packed; nothing is kept for a device before its weights are put here."""
+    """Weights by device, packed; nothing is stored for a device before its weights are put here."""
 
-    def __init__(self, place: Place | None = None) -> None:
-        self.place = place or InMemory()
-        self.undoable = False
-        """Whether what is replaced is kept until `settle`; it costs the memory of what a round replaces."""
+    def __init__(self, storage: Storage | None = None) -> None:
+        self.storage = storage or InMemory()
+        self.keeps_previous = False
+        """Whether what is replaced is stored until `commit`; it costs the memory of what a round replaces."""
         self._entries: dict[int, Entry] = {}
-        self._before: dict[int, Entry | None] = {}
+        self._previous: dict[int, Entry | None] = {}
         self._keys = itertools.count()
-        self._known: dict[tuple[object, ...], Weights] = {}
+        self._layouts: dict[tuple[object, ...], Weights] = {}
 
     def __getitem__(self, device: int) -> Weights:
         return unpack(self.vector(device), self._entries[device].layout)
@@ -70,9 +70,9 @@ class StateStore(MutableMapping[int, Weights]):
     def __delitem__(self, device: int) -> None:
         entry = self._entries.pop(device)
         if self._is_first_change(device):
-            self._before[device] = entry
+            self._previous[device] = entry
         else:
-            self.place.forget(entry.key)
+            self.storage.forget(entry.key)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._entries)
@@ -85,49 +85,49 @@ class StateStore(MutableMapping[int, Weights]):
 
     def vector(self, device: int) -> Tensor:
         """A device's packed weights."""
-        return self.place.read(self._entries[device].key)
+        return self.storage.read(self._entries[device].key)
 
-    def kept(self, device: int) -> Tensor:
+    def stored(self, device: int) -> Tensor:
         """The same, not brought to where devices train."""
-        return self.place.kept(self._entries[device].key)
+        return self.storage.stored(self._entries[device].key)
 
     def put(self, device: int, vector: Tensor, like: Mapping[str, Tensor]) -> None:
         """Keep packed weights, which have the names, shapes and types of others."""
         old = self._entries.get(device)
         if self._is_first_change(device):
-            self._before[device], old = old, None
+            self._previous[device], old = old, None
         key = next(self._keys) if old is None else old.key
-        self.place.write(key, vector)
+        self.storage.write(key, vector)
         kind = tuple((name, tensor.shape, tensor.dtype) for name, tensor in like.items())
         # Devices of a tier share one layout; meta tensors have shape and type and no memory.
-        if kind not in self._known:
-            self._known[kind] = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in like.items()}
-        self._entries[device] = Entry(key, self._known[kind])
+        if kind not in self._layouts:
+            self._layouts[kind] = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in like.items()}
+        self._entries[device] = Entry(key, self._layouts[kind])
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """What has changed since the last time can no longer be undone."""
-        for entry in self._before.values():
+        for entry in self._previous.values():
             if entry is not None:
-                self.place.forget(entry.key)
-        self._before.clear()
+                self.storage.forget(entry.key)
+        self._previous.clear()
 
-    def undo(self) -> None:
-        """Put back what was here at the last `settle`."""
-        for device, entry in self._before.items():
+    def rollback(self) -> None:
+        """Put back what was here at the last `commit`."""
+        for device, entry in self._previous.items():
             if device in self._entries:
-                self.place.forget(self._entries.pop(device).key)
+                self.storage.forget(self._entries.pop(device).key)
             if entry is not None:
                 self._entries[device] = entry
-        self._before.clear()
+        self._previous.clear()
 
     def _is_first_change(self, device: int) -> bool:
-        return self.undoable and device not in self._before
+        return self.keeps_previous and device not in self._previous
 
 
 class InMemory:
     """In the memory of an accelerator, or of the host; without a place to keep them, where they come from."""
 
-    lasting = True
+    stable = True
 
     def __init__(self, keep: torch.device | None = None, back: torch.device | None = None) -> None:
         self.keep, self.back = keep, back
@@ -142,7 +142,7 @@ class InMemory:
         vector = self.vectors[key]
         return vector.to(self.back or vector.device)
 
-    def kept(self, key: int) -> Tensor:
+    def stored(self, key: int) -> Tensor:
         """The vector itself: it is replaced, and never changed."""
         return self.vectors[key]
 
@@ -157,7 +157,7 @@ class OnDisk:
     Plain reads and writes, no mapping: a full disk is then an error that can be told, and no fatal signal.
     """
 
-    lasting = False
+    stable = False
 
     def __init__(self, folder: str, back: torch.device) -> None:
         self.folder, self.back = folder, back
@@ -189,9 +189,9 @@ class OnDisk:
 
     def read(self, key: int) -> Tensor:
         """A copy of the slot."""
-        return self.kept(key).to(self.back)
+        return self.stored(key).to(self.back)
 
-    def kept(self, key: int) -> Tensor:
+    def stored(self, key: int) -> Tensor:
         """A copy of the slot, on the host."""
         begin, size, kind = self.slots[key]
         assert self.file is not None
@@ -216,17 +216,17 @@ def make_stores(runtime: RuntimeConfig, accelerator: torch.device, needed: int) 
     if runtime.rows_dir and not Path(runtime.rows_dir).is_dir():
         raise UserError(f"runtime.rows_dir={runtime.rows_dir} is no folder: make it, or name another")
     near = free_memory(accelerator), free_memory(torch.device("cpu"))
-    where = choose_place(needed, *near) if runtime.rows == "auto" else runtime.rows
-    places: dict[str, Callable[[], Place]] = {
+    where = choose_storage(needed, *near) if runtime.rows == "auto" else runtime.rows
+    storages: dict[str, Callable[[], Storage]] = {
         "accelerator": lambda: InMemory(accelerator, accelerator),
         "host": lambda: InMemory(torch.device("cpu"), accelerator),
         "disk": lambda: OnDisk(runtime.rows_dir, accelerator),
     }
-    return lambda: StateStore(places[where]())
+    return lambda: StateStore(storages[where]())
 
 
-def choose_place(needed: int, on_accelerator: int, on_host: int) -> Literal["accelerator", "host", "disk"]:
-    """The nearest place with room: a quarter of the accelerator's free memory, half of the host's, else the disk.
+def choose_storage(needed: int, on_accelerator: int, on_host: int) -> Literal["accelerator", "host", "disk"]:
+    """The nearest storage with room: a quarter of the accelerator's free memory, half of the host's, else the disk.
 
     On a CPU both are the host: more than a quarter of it is then still the host.
     """

@@ -45,17 +45,17 @@ class Engine:
 
 def choose_engine(start: EngineParts) -> Engine:
     """The engine that is configured, on every rank."""
-    plain, runtime = start.plain, start.plain.fleet.config.runtime
+    plain, runtime = start.plain, start.plain.population.config.runtime
     engine = Engine(plain, start.scoring) if runtime.engine == "plain" else choose_fast_engine(start)
     if start.ranks.number == 1:
         return engine
-    return replace(engine, devices=ShardedDevices(engine.devices, plain.fleet, plain.memory, start.ranks))
+    return replace(engine, devices=ShardedDevices(engine.devices, plain.population, plain.memory, start.ranks))
 
 
 def choose_fast_engine(start: EngineParts) -> Engine:
     """The fast engine of where the data lies."""
-    plain, number = start.plain, worker_count(start.plain.fleet.config.runtime)
-    if not plain.fleet.data.x.is_cuda:
+    plain, number = start.plain, worker_count(start.plain.population.config.runtime)
+    if not plain.population.data.x.is_cuda:
         if number > 1 and not can_fork():
             fix = "hide the GPU with CUDA_VISIBLE_DEVICES=" if sys.platform == "linux" else "use Linux"
             warnings.warn(f"one worker trains all devices: for more, {fix}", stacklevel=2)
@@ -79,7 +79,7 @@ def has_triton() -> bool:
 
 def make_scoring_module(fleet: Population, tier: str) -> nn.Module:
     """A module of that tier, in the form that scores fastest where the data lies."""
-    module = SequentialDevices(fleet).new_module(tier).eval()
+    module = SequentialDevices(fleet).build_module(tier).eval()
     if fleet.config.runtime.engine == "plain" or not fleet.data.x.is_cuda or not has_triton():
         return module
     from fedhen.engines.cuda.fusing import fuse

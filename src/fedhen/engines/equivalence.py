@@ -14,39 +14,39 @@ from fedhen.hardware.precision import exact_products
 from fedhen.models.exits import Exits
 
 Batch = tuple[Tensor, Tensor]
-DRAWS = 20
+MAX_DRAWS = 20
 """At so many weights, at most, are two forms of a module compared."""
-VOICES = 3
+DECIDING_DRAWS = 3
 """So many of these must say that the forms are the same, before as many say that they are not."""
-KINKS = 20
+KINK_FACTOR = 20
 """Up to so many times what rounding explains, a draw says nothing: a ReLU or a maximum may have turned over in it.
 
 Seen with the paper's complex network and its exit pooled to 1×1: 1 to 5 times, at three of the first five draws.
 """
 
 
-class NotForEngines(Exception):
+class UnsupportedModule(Exception):
     """Why the devices of a tier must train one after the other."""
 
 
-def refuse(module: nn.Module, objective: Objective, batch: Batch) -> None:
-    """Raise NotForEngines where a module, or what it is trained for, is not a function of weights and inputs alone."""
+def check_supported(module: nn.Module, objective: Objective, batch: Batch) -> None:
+    """Raise UnsupportedModule unless module and objective are functions of weights and inputs alone."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     if len(parameters) > len(list(module.parameters())):
-        raise NotForEngines("some of its weights have two names")
+        raise UnsupportedModule("some of its weights have two names")
     if len({p.dtype for p in parameters.values()}) > 1:
-        raise NotForEngines("its weights have several types")
+        raise UnsupportedModule("its weights have several types")
     inputs, labels = batch
     module.train()
-    with _kept(module.buffers()), seeds.randomness(0, "trial"):
+    with _restoring(module.buffers()), seeds.randomness(0, "trial"):
         drawn = _random_state(inputs)
         first = module(inputs)
         if isinstance(first, Exits):
-            raise NotForEngines("its exits are passes of their own")
+            raise UnsupportedModule("its exits are passes of their own")
         loss, again = objective(first, labels), objective(module(inputs), labels)
         same = all(map(torch.equal, drawn, _random_state(inputs)))
     if not same or not torch.allclose(loss, again, equal_nan=True):
-        raise NotForEngines("it draws random numbers, or changes from call to call")
+        raise UnsupportedModule("it draws random numbers, or changes from call to call")
 
 
 def forms_agree(module: nn.Module, other: nn.Module, inputs: Tensor) -> bool:
@@ -56,21 +56,21 @@ def forms_agree(module: nn.Module, other: nn.Module, inputs: Tensor) -> bool:
     at a kink rounding alone decides which slope it has.
     """
     same = different = 0
-    for draw in range(DRAWS):
-        apart = _apart(draw, module, other, inputs)
-        same, different = same + (apart <= 1), different + (not apart <= KINKS)
-        if VOICES in (same, different):
+    for draw in range(MAX_DRAWS):
+        error = _gradient_error(draw, module, other, inputs)
+        same, different = same + (error <= 1), different + (not error <= KINK_FACTOR)
+        if DECIDING_DRAWS in (same, different):
             break
-    return same == VOICES
+    return same == DECIDING_DRAWS
 
 
-def _apart(draw: int, module: nn.Module, other: nn.Module, inputs: Tensor) -> float:
+def _gradient_error(draw: int, module: nn.Module, other: nn.Module, inputs: Tensor) -> float:
     """How far apart their gradients are, as a multiple of what rounding explains, at weights somewhat off their own.
 
     Infinitely far, where their logits are further apart than that: a kink bends a function and does not break it.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
-    with _kept([*parameters, *module.buffers()]), seeds.randomness(0, "trial", draw), exact_products():
+    with _restoring([*parameters, *module.buffers()]), seeds.randomness(0, "trial", draw), exact_products():
         with torch.no_grad():
             for p in parameters:
                 # Norms begin at one and zero, where much looks alike.
@@ -78,9 +78,9 @@ def _apart(draw: int, module: nn.Module, other: nn.Module, inputs: Tensor) -> fl
         (logits, gradients), (others, of_others) = (
             _logits_and_gradients(each, inputs, parameters) for each in (module, other)
         )
-    if len(logits) != len(others) or not _tolerances(logits, others) <= 1:
+    if len(logits) != len(others) or not _relative_error(logits, others) <= 1:
         return float("inf")
-    return _tolerances(gradients, of_others)
+    return _relative_error(gradients, of_others)
 
 
 def _logits_and_gradients(
@@ -94,22 +94,22 @@ def _logits_and_gradients(
     return [z.detach() for z in logits], slopes
 
 
-def _tolerances(one: list[Tensor], other: list[Tensor]) -> float:
+def _relative_error(one: list[Tensor], other: list[Tensor]) -> float:
     """The largest difference of two tensors, as a multiple of what rounding explains."""
     # A gradient that ought to cancel out is rounding alone: all are seen beside the largest, which may be zero too.
-    least = 1e-5 * max(float(_size(t)) for t in one) + 1e-30
-    found = [_size(a - b) / (1e-3 * _size(b) + least) for a, b in zip(one, other, strict=True)]
+    least = 1e-5 * max(float(_norm(t)) for t in one) + 1e-30
+    found = [_norm(a - b) / (1e-3 * _norm(b) + least) for a, b in zip(one, other, strict=True)]
     return float(torch.stack(found).max())
 
 
-def _size(tensor: Tensor) -> Tensor:
+def _norm(tensor: Tensor) -> Tensor:
     # In half precision the least of these would be zero.
     size: Tensor = tensor.float().norm()
     return size
 
 
 @contextmanager
-def _kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+def _restoring(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Whatever a trial does to them, they are afterwards as they were."""
     before = [(t, t.detach().clone()) for t in tensors]
     try:

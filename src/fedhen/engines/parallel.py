@@ -14,7 +14,7 @@ from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Reply
 from fedhen.devices.population import Population
 from fedhen.devices.state_store import StateStore
-from fedhen.engines.scoring import Pass, Reading, Right, Scoring
+from fedhen.engines.scoring import CorrectCounts, Pass, Reading, Scoring
 from fedhen.engines.sequential import LocalResult, SequentialDevices
 from fedhen.engines.worker_pool import Answer, Job, WorkerPool, make_shared_vector
 from fedhen.params import TierModels, pack, unpack
@@ -23,9 +23,9 @@ from fedhen.runs.layout import MODEL_OWNERS
 
 @dataclass
 class ParallelDevices:
-    """The devices of a simulated fleet on a CPU, trained by several worker processes."""
+    """The devices of a simulated population on a CPU, trained by several worker processes."""
 
-    plain: SequentialDevices
+    sequential: SequentialDevices
     scoring: Scoring
     server: TierModels
     """The initial models: later ones have the same shapes and types."""
@@ -37,60 +37,67 @@ class ParallelDevices:
     def __post_init__(self) -> None:
         for tier in self.server:
             # Built once, before there are workers.
-            self.plain.module(tier)
-        room, self.tiers = range(self.number), list(self.server)
+            self.sequential.built_module(tier)
+        self.tiers = list(self.server)
         models, means = ({tier: pack(of[tier]) for tier in of} for of in (self.server, self.mean))
         self.models = {tier: make_shared_vector(vector) for tier, vector in models.items()}
         """The models that are sent in a round, packed, where all workers see them."""
         self.means = {tier: make_shared_vector(vector) for tier, vector in means.items()}
         self.scored = [{tier: make_shared_vector(vector) for tier, vector in models.items()} for _ in MODEL_OWNERS]
         """The models that are scored."""
-        self.learned = [[{t: make_shared_vector(vector) for t, vector in models.items()} for _ in (0, 1)] for _ in room]
+        self.results = [
+            [{t: make_shared_vector(vector) for t, vector in models.items()} for _ in (0, 1)]
+            for _ in range(self.number)
+        ]
         """Worker -> place -> tier -> what its device has learned: one is read while the next is written."""
-        self.place = [0] * self.number
-        self.memories = [{tier: make_shared_vector(vector) for tier, vector in means.items()} for _ in room]
+        self.buffer = [0] * self.number
+        self.memories = [
+            {tier: make_shared_vector(vector) for tier, vector in means.items()} for _ in range(self.number)
+        ]
         """Worker -> tier -> what its device remembers."""
-        self.workers = WorkerPool(self.number, self.work)
+        self.workers = WorkerPool(self.number, self.run_job)
 
     @property
-    def fleet(self) -> Population:
+    def population(self) -> Population:
         """The devices' data and tasks."""
-        return self.plain.fleet
+        return self.sequential.population
 
     @property
     def memory(self) -> StateStore:
         """What each device remembers, if the local variant has a memory."""
-        return self.plain.memory
+        return self.sequential.memory
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15; the devices that take longest come first."""
-        fleet, plain = self.fleet, self.plain
+        population, sequential = self.population, self.sequential
         for tier in self.tiers:
             self.models[tier].copy_(pack(sent.models[tier]))
             if sent.mean.get(tier):
                 self.means[tier].copy_(pack(sent.mean[tier]))
 
-        def hand(worker: int, job: Job) -> None:
-            tier, memory = fleet.tier_of[job["device"]], plain.visit(job["device"], sent).memory
-            self.place[worker] = 1 - self.place[worker]
-            job |= {"memory": bool(memory), "mean": bool(sent.mean.get(tier)), "place": self.place[worker]}
+        def prepare(worker: int, job: Job) -> None:
+            tier, memory = population.tier_of[job["device"]], sequential.local_context(job["device"], sent).memory
+            self.buffer[worker] = 1 - self.buffer[worker]
+            job |= {"memory": bool(memory), "mean": bool(sent.mean.get(tier)), "place": self.buffer[worker]}
             if memory:
                 self.memories[worker][tier].copy_(pack(memory))
 
-        in_order = sorted(active, key=lambda device: (-fleet.cost(device), device))
+        in_order = sorted(active, key=lambda device: (-population.cost(device), device))
         jobs: list[Job] = [{"round": round_number, "device": device} for device in in_order]
-        for worker, job, answer in self.workers.each(jobs, hand):
-            device, tier = job["device"], fleet.tier_of[job["device"]]
+        for worker, job, answer in self.workers.run(jobs, prepare):
+            device, tier = job["device"], population.tier_of[job["device"]]
             if "loss" in answer:
-                weights = unpack(self.learned[worker][job["place"]][tier].clone(), self.server[tier])
-                yield plain.attempt(round_number, device, sent, LocalResult(weights, answer["loss"], answer["steps"]))
+                weights = unpack(self.results[worker][job["place"]][tier].clone(), self.server[tier])
+                yield sequential.attempt(
+                    round_number, device, sent, LocalResult(weights, answer["loss"], answer["steps"])
+                )
             elif "failed" in answer:
                 yield Failure(device, answer["failed"])
             else:
                 # What is not the device's fault is raised again here.
-                yield plain.attempt(round_number, device, sent)
+                yield sequential.attempt(round_number, device, sent)
 
-    def score(self, passes: Sequence[Pass]) -> list[Right]:
+    def score(self, passes: Sequence[Pass]) -> list[CorrectCounts]:
         """Score every pass; its batches are dealt to all workers."""
         ends = [part * self.scoring.batches // self.number for part in range(self.number + 1)]
         jobs: list[Job] = []
@@ -100,24 +107,24 @@ class ParallelDevices:
             self.scored[kind][one.tier].copy_(pack(one.weights))
             what = {"pass": number, "tier": one.tier, "kind": kind, "readings": [tuple(r) for r in one.readings]}
             jobs += [{**what, "batches": batches} for batches in pairwise(ends) if batches[0] < batches[1]]
-        found: list[Right] = [[(0, 0)] * len(one.readings) for one in passes]
-        for _, job, answer in self.workers.each(jobs):
+        found: list[CorrectCounts] = [[(0, 0)] * len(one.readings) for one in passes]
+        for _, job, answer in self.workers.run(jobs):
             number = job["pass"]
             # What a worker could not do is done here, and raises here.
-            right = answer.get("right") or self.scoring.part(passes[number], range(*job["batches"]))
+            right = answer.get("right") or self.scoring.score_batches(passes[number], range(*job["batches"]))
             found[number] = [(a + c, b + d) for (a, b), (c, d) in zip(found[number], right, strict=True)]
         return found
 
-    def work(self, worker: int, job: Job) -> Answer:
+    def run_job(self, worker: int, job: Job) -> Answer:
         """In a worker: do a job."""
         try:
-            return self.learn(worker, job) if "device" in job else self.score_part(job)
+            return self.train_device(worker, job) if "device" in job else self.score_batches(job)
         except BaseException as error:
             return {"error": repr(error)}
 
-    def learn(self, worker: int, job: Job) -> Answer:
+    def train_device(self, worker: int, job: Job) -> Answer:
         """In a worker: train a device."""
-        device, tier = job["device"], self.fleet.tier_of[job["device"]]
+        device, tier = job["device"], self.population.tier_of[job["device"]]
         mean = self.means[tier].clone() if job["mean"] else None
         sent = Sent(
             {tier: unpack(self.models[tier].clone(), self.server[tier])},
@@ -125,15 +132,17 @@ class ParallelDevices:
         )
         memory = unpack(self.memories[worker][tier], self.mean[tier]) if job["memory"] else {}
         try:
-            found = self.plain.learn(job["round"], device, sent, self.fleet.visit(device, sent, memory))
+            found = self.sequential.train_locally(
+                job["round"], device, sent, self.population.local_context(device, sent, memory)
+            )
         except Exception as error:
             return {"failed": describe_device_error(error)}
-        self.learned[worker][job["place"]][tier].copy_(pack(found.weights))
+        self.results[worker][job["place"]][tier].copy_(pack(found.weights))
         return {"loss": found.loss, "steps": found.steps}
 
-    def score_part(self, job: Job) -> Answer:
+    def score_batches(self, job: Job) -> Answer:
         """In a worker: score a pass on some batches."""
         tier = job["tier"]
         readings = [Reading(own, tuple(together)) for own, together in job["readings"]]
         weights = unpack(self.scored[job["kind"]][tier], self.server[tier])
-        return {"right": self.scoring.part(Pass(tier, weights, readings), range(*job["batches"]))}
+        return {"right": self.scoring.score_batches(Pass(tier, weights, readings), range(*job["batches"]))}

@@ -33,9 +33,9 @@ class Pass(NamedTuple):
     readings: Sequence[Reading] = LAST_EXIT
 
 
-Right = list[tuple[int, int]]
+CorrectCounts = list[tuple[int, int]]
 """For each reading, how many examples the exit, and the mean prediction of several, classify rightly."""
-Score = Callable[[Sequence[Pass]], list[Right]]
+Score = Callable[[Sequence[Pass]], list[CorrectCounts]]
 """Whoever scores models on the test set."""
 
 
@@ -50,9 +50,9 @@ class Scoring:
     """0: 1000 on a GPU, 100 on a CPU, whose caches are small."""
     precision: Precision = FULL
 
-    def __call__(self, passes: Sequence[Pass]) -> list[Right]:
+    def __call__(self, passes: Sequence[Pass]) -> list[CorrectCounts]:
         """Score every pass."""
-        return [self.part(one, range(self.batches)) for one in passes]
+        return [self.score_batches(one, range(self.batches)) for one in passes]
 
     @property
     def size(self) -> int:
@@ -64,7 +64,7 @@ class Scoring:
         """The number of batches in the test set."""
         return -(-len(self.data.y_test) // self.size)
 
-    def part(self, one: Pass, batches: range) -> Right:
+    def score_batches(self, one: Pass, batches: range) -> CorrectCounts:
         """Score a pass on some batches of the test set. Counts add up to the same, however the batches are dealt.
 
         Without exits to take together both counts are the same.

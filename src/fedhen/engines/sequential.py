@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedhen import seeds
 from fedhen.algorithm.failures import describe_device_error
 from fedhen.algorithm.local_training import LocalProblem, learning_rate, train_locally
-from fedhen.algorithm.local_variants import Visit
+from fedhen.algorithm.local_variants import LocalContext
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.data.batches import Visits, make_batch, plan_visits
@@ -41,9 +41,9 @@ class LocalResult(NamedTuple):
 
 @dataclass
 class SequentialDevices:
-    """The devices of a simulated fleet; their data lies where they train."""
+    """The devices of a simulated population; their data lies where they train."""
 
-    fleet: Population
+    population: Population
     memory: StateStore = field(default_factory=StateStore)
     """What each device that has trained remembers, where the local variant has a memory."""
     modules: dict[str, nn.Module] = field(default_factory=dict)
@@ -57,113 +57,124 @@ class SequentialDevices:
     def attempt(self, round_number: int, device: int, sent: Sent, learned: LocalResult | None = None) -> Reply:
         """Alg. 2 on one device, unless it was trained elsewhere; an error is a failure of this device alone."""
         try:
-            visit = self.visit(device, sent)
-            learned = learned or self.learn(round_number, device, sent, visit)
-            return self.update(device, learned.weights, learned.loss, visit, learned.steps * self.lr(round_number))
+            context = self.local_context(device, sent)
+            learned = learned or self.train_locally(round_number, device, sent, context)
+            return self.make_update(
+                device, learned.weights, learned.loss, context, learned.steps * self.lr(round_number)
+            )
         except Exception as error:
             return Failure(device, describe_device_error(error))
 
-    def learn(self, round_number: int, device: int, sent: Sent, visit: Visit) -> LocalResult:
+    def train_locally(self, round_number: int, device: int, sent: Sent, context: LocalContext) -> LocalResult:
         """Alg. 2 on one device."""
-        fleet, tier = self.fleet, self.fleet.tier_of[device]
-        module = self.new_copy(tier)
+        population, tier = self.population, self.population.tier_of[device]
+        module = self.copy_module(tier)
         load_weights(module, sent.models[tier])
-        correction, view = fleet.local.correction(visit), self.view(device)
+        correction, mask = population.local.correction(context), self.logit_mask(device)
         lr = self.lr(round_number)
-        task = LocalProblem(fleet.objectives[tier], fleet.config.training, lr, correction, view, fleet.precision)
+        problem = LocalProblem(
+            population.objectives[tier], population.config.training, lr, correction, mask, population.precision
+        )
         # A model's own randomness, like dropout, has an address too.
-        address = fleet.config.seed, "model", round_number, fleet.first + device
+        address = population.config.seed, "model", round_number, population.first + device
         with (
-            torch_threads(threads_per_worker(fleet.config.runtime)),
+            torch_threads(threads_per_worker(population.config.runtime)),
             seeds.randomness(*address),
             fast_convolutions(module),
         ):
-            loss, steps = train_locally(module, self.batches(round_number, device), task)
+            loss, steps = train_locally(module, self.batches(round_number, device), problem)
         trained = module.state_dict()
-        return LocalResult({n: trained[n].contiguous() for n in fleet.holdings[tier].shapes}, loss, steps)
+        return LocalResult({n: trained[n].contiguous() for n in population.holdings[tier].shapes}, loss, steps)
 
-    def update(self, device: int, weights: Weights, loss: float, visit: Visit, walked: float) -> Update:
-        """What a device sends back when it has trained, `walked` being its steps times the learning rate."""
-        fleet, tier = self.fleet, self.fleet.tier_of[device]
+    def make_update(self, device: int, weights: Weights, loss: float, context: LocalContext, total_lr: float) -> Update:
+        """What a device sends back when it has trained, `total_lr` being its steps times the learning rate."""
+        population, tier = self.population, self.population.tier_of[device]
         update = Update(
             device,
             tier,
             weights,
-            fleet.holdings[tier].trained,
-            samples=len(fleet.data.shards[device]),
+            population.holdings[tier].trained,
+            samples=len(population.data.shards[device]),
             loss=loss,
-            rows=self.rows(device, weights),
-            omega=fleet.omega[device],
+            rows=self.label_rows(device, weights),
+            omega=population.omega[device],
         )
-        return self.remember(update, visit, walked)
+        return self.store_memory(update, context, total_lr)
 
-    def visit(self, device: int, sent: Sent) -> Visit:
+    def local_context(self, device: int, sent: Sent) -> LocalContext:
         """What the local variant knows of the device in this round."""
-        return self.fleet.visit(device, sent, self.memory.get(device, {}))
+        return self.population.local_context(device, sent, self.memory.get(device, {}))
 
-    def remember(self, update: Update, visit: Visit, walked: float) -> Update:
+    def store_memory(self, update: Update, context: LocalContext, total_lr: float) -> Update:
         """Keep the device's new memory, unless the server will drop the update, and tell by how much it changed."""
-        if self.fleet.local.remember is None or not is_finite(update.weights):
+        if self.population.local.remember is None or not is_finite(update.weights):
             return update
-        memory, known = self.fleet.local.remember(visit, update.weights, walked), self.fleet.local.known
-        if known is not None:
-            changed = known(visit.received, update.weights)
+        memory, infer_change = (
+            self.population.local.remember(context, update.weights, total_lr),
+            self.population.local.infer_change,
+        )
+        if infer_change is not None:
+            change = infer_change(context.received, update.weights)
         else:
-            changed = {n: t - visit.memory[n] if n in visit.memory else t for n, t in memory.items()}
+            change = {n: t - context.memory[n] if n in context.memory else t for n, t in memory.items()}
         # Last: a device that fails before this remembers what it did.
         self.memory[update.device] = memory
-        return replace(update, remembered=changed)
+        return replace(update, memory_change=change)
 
     def lr(self, round_number: int) -> float:
         """η in that round."""
-        return learning_rate(self.fleet.config.training, round_number, self.fleet.config.rounds)
+        return learning_rate(self.population.config.training, round_number, self.population.config.rounds)
 
-    def plan(self, round_number: int, device: int) -> Visits:
+    def plan_batches(self, round_number: int, device: int) -> Visits:
         """Which examples the device visits in that round, in which order."""
-        config, shard = self.fleet.config, self.fleet.data.shards[device]
-        training, address = config.training, (config.seed, round_number, self.fleet.first + device)
+        config, shard = self.population.config, self.population.data.shards[device]
+        training, address = config.training, (config.seed, round_number, self.population.first + device)
         return plan_visits(shard, training.epochs, training.batch_size, training.last_batch == "drop", address)
 
     def batches(self, round_number: int, device: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The device's batches of all epochs."""
-        plan, augmentation = self.plan(round_number, device), self.fleet.config.data.augmentation
-        return (make_batch(self.fleet.data, plan, part, augmentation) for part in plan.batches())
+        plan, augmentation = self.plan_batches(round_number, device), self.population.config.data.augmentation
+        return (make_batch(self.population.data, plan, part, augmentation) for part in plan.batches())
 
-    def view(self, device: int) -> partial[Sequence[Tensor]]:
+    def logit_mask(self, device: int) -> partial[Sequence[Tensor]]:
         """With `training.masked_loss`, the logits of classes that the device does not hold are 0 in its loss."""
-        if not self.fleet.config.training.masked_loss:
+        if not self.population.config.training.masked_loss:
             return partial(lambda logits: logits)
-        return partial(mask_logits, present=self.fleet.data.present(device))
+        return partial(mask_logits, present=self.population.data.present(device))
 
-    def rows(self, device: int, weights: Weights) -> dict[str, Tensor]:
+    def label_rows(self, device: int, weights: Weights) -> dict[str, Tensor]:
         """With `server.label_rows`, the output rows of the classes that the device holds."""
-        if not self.fleet.config.server.label_rows:
+        if not self.population.config.server.label_rows:
             return {}
-        return {name: self.fleet.data.present(device) for name in weights if name in self.fleet.family.outputs}
+        return {
+            name: self.population.data.present(device) for name in weights if name in self.population.family.outputs
+        }
 
-    def new_copy(self, tier: str) -> nn.Module:
+    def copy_module(self, tier: str) -> nn.Module:
         """A module for one device: whatever it changes in itself, the next device starts from a new one."""
         try:
-            return copy.deepcopy(self.module(tier))
+            return copy.deepcopy(self.built_module(tier))
         except Exception:
             # Some modules cannot be copied, as those with torch's older weight_norm.
-            return self.new_module(tier)
+            return self.build_module(tier)
 
-    def module(self, tier: str) -> nn.Module:
+    def built_module(self, tier: str) -> nn.Module:
         """The module of that tier as it was built."""
         if tier not in self.modules:
-            self.modules[tier] = self.new_module(tier)
+            self.modules[tier] = self.build_module(tier)
         return self.modules[tier]
 
-    def constants(self, tier: str) -> Weights:
+    def unsaved_buffers(self, tier: str) -> Weights:
         """Buffers that a module does not save: every device starts from them as they were built."""
-        module = self.module(tier)
+        module = self.built_module(tier)
         saved = module.state_dict()
         return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
 
-    def new_module(self, tier: str) -> nn.Module:
+    def build_module(self, tier: str) -> nn.Module:
         """A module of that tier, always the same."""
-        fleet, data = self.fleet, self.fleet.data
-        with seeds.randomness(fleet.config.seed, "initial weights"):
-            module = fleet.family.build(tier).to(data.x.device)
-        return apply_image_layout(module, data.inputs(data.x[:2]), fleet.precision, fleet.config.training.batch_size)
+        population, data = self.population, self.population.data
+        with seeds.randomness(population.config.seed, "initial weights"):
+            module = population.family.build(tier).to(data.x.device)
+        return apply_image_layout(
+            module, data.inputs(data.x[:2]), population.precision, population.config.training.batch_size
+        )

@@ -18,36 +18,36 @@ class ShardedDevices:
     """The devices of all ranks: every rank knows the whole plan, and trains its part of it."""
 
     devices: Devices
-    fleet: Population
+    population: Population
     memory: StateStore
     """What the devices that trained last on this rank remember."""
     ranks: Ranks
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Bring each device's memory to the rank that trains it, then train this rank's."""
-        owners = self.owners(active)
-        shares = assign_to_ranks({device: self.fleet.cost(device) for device in active}, self.ranks.number, owners)
+        owners = self.find_owners(active)
+        shares = assign_to_ranks({device: self.population.cost(device) for device in active}, self.ranks.number, owners)
         for to, share in enumerate(shares):
             for device in share:
                 if owners.get(device, to) != to:
-                    self.bring(device, owners[device], to, sent)
+                    self.move_memory(device, owners[device], to, sent)
         yield from self.devices.train(round_number, sent, shares[self.ranks.rank])
 
-    def owners(self, active: Sequence[int]) -> dict[int, int]:
+    def find_owners(self, active: Sequence[int]) -> dict[int, int]:
         """Which rank has the memory of which active device."""
-        if self.fleet.local.remember is None:
+        if self.population.local.remember is None:
             return {}
         kept = self.ranks.gather([device for device in active if device in self.memory])
         return {device: rank for rank, devices in enumerate(kept) for device in devices}
 
-    def bring(self, device: int, source: int, to: int, sent: Sent) -> None:
+    def move_memory(self, device: int, source: int, to: int, sent: Sent) -> None:
         """Move a device's memory, in the same order on all ranks, so that none waits for another in a circle."""
-        tier = self.fleet.tier_of[device]
+        tier = self.population.tier_of[device]
         if self.ranks.rank == source:
             self.ranks.carry(source, to, self.memory.vector(device))
             del self.memory[device]
         elif self.ranks.rank == to:
-            like = {n: t for n, t in sent.models[tier].items() if n in self.fleet.holdings[tier].learned}
+            like = {n: t for n, t in sent.models[tier].items() if n in self.population.holdings[tier].learned}
             self.memory.put(device, self.ranks.carry(source, to, pack(like)), like)
 
 

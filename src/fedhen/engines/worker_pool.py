@@ -34,10 +34,10 @@ from fedhen.errors import UserError
 
 Job = dict[str, Any]
 Answer = dict[str, Any]
-TRIES = 2
+MAX_DEATHS = 2
 """A job on which this many workers have died is given up."""
 PR_SET_PDEATHSIG = 1
-STOPPING = {signal.SIGINT, signal.SIGTERM}
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 """Signals that the parent answers for its workers."""
 
 
@@ -71,36 +71,37 @@ class WorkerPool:
     def __init__(self, number: int, work: Callable[[int, Job], Answer]) -> None:
         self.number, self.work = number, work
         self.alive: dict[int, Worker] = {}
-        weakref.finalize(self, _end, self.alive, os.getpid())
+        weakref.finalize(self, _kill_all, self.alive, os.getpid())
 
     def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        _end(self.alive, os.getpid())
+        _kill_all(self.alive, os.getpid())
 
-    def each(
-        self, jobs: Iterable[Job], hand: Callable[[int, Job], None] = lambda worker, job: None
+    def run(
+        self, jobs: Iterable[Job], prepare: Callable[[int, Job], None] = lambda worker, job: None
     ) -> Iterator[tuple[int, Job, Answer]]:
-        """Do the jobs, the first ones first; yields (worker, job, answer) in the order in which the answers come.
+        """Runs jobs in the order given. Yields (worker, job, answer) in the order in which answers arrive.
 
-        `hand(worker, job)` is called before a worker gets the job. A worker that has answered gets its next job before
-        the answer is yielded, and its next but one after: what a job leaves in shared memory stays until then if jobs
-        take turns with two places for it. If a worker dies, another one does its job; a job on which two have died is
-        answered with {"failed": why}.
+        `prepare(worker, job)` is called in this process just before the job is sent. A worker that has answered gets
+        its next job before the answer is yielded, and the one after that only later. What a job leaves in shared memory
+        therefore stays valid while the answer is handled, if jobs alternate between two buffers.
+
+        If a worker dies, its job runs again on another one. After MAX_DEATHS deaths the answer is {"failed": reason}.
         """
         waiting, deaths = deque((job, 0) for job in jobs), dict[int, int]()
 
-        def deal() -> None:
+        def assign() -> None:
             for index in range(self.number):
                 if waiting and (index not in self.alive or self.alive[index].job is None):
                     job, deaths[index] = waiting.popleft()
-                    hand(index, job)
-                    self._give(index, job)
+                    prepare(index, job)
+                    self._send(index, job)
 
         try:
             while waiting or any(worker.job is not None for worker in self.alive.values()):
-                deal()
+                assign()
                 busy = {worker.link: index for index, worker in self.alive.items() if worker.job is not None}
                 for link in wait(list(busy)):
                     index = busy[link]  # type: ignore[index]
@@ -110,34 +111,34 @@ class WorkerPool:
                         answer = json.loads(worker.link.recv_bytes())
                         worker.job = None
                     except (EOFError, OSError):
-                        why = _ended(self.alive.pop(index))
-                        if deaths[index] + 1 < TRIES:
+                        why = _kill(self.alive.pop(index))
+                        if deaths[index] + 1 < MAX_DEATHS:
                             waiting.appendleft((job, deaths[index] + 1))
                             continue
-                        answer = {"failed": f"its worker process died {TRIES} times, {why}"}
-                    deal()
+                        answer = {"failed": f"its worker process died {MAX_DEATHS} times, {why}"}
+                    assign()
                     yield index, job, answer
         finally:
             # Whoever does not wait for the rest does not want it.
             for index in [index for index, worker in self.alive.items() if worker.job is not None]:
-                _ended(self.alive.pop(index))
+                _kill(self.alive.pop(index))
 
-    def _give(self, index: int, job: Job) -> None:
+    def _send(self, index: int, job: Job) -> None:
         if index not in self.alive:
-            self.alive[index] = self._started(index)
+            self.alive[index] = self._start(index)
         self.alive[index].job = job
         # A worker that died while it had nothing to do is noticed when its answer is read.
         with suppress(OSError):
             self.alive[index].link.send_bytes(json.dumps(job).encode())
 
-    def _started(self, index: int) -> Worker:
+    def _start(self, index: int) -> Worker:
         ours, theirs = multiprocessing.Pipe()
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             # What is still in a buffer would be printed by both.
             with suppress(AttributeError, OSError, ValueError):
                 stream.flush()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             with warnings.catch_warnings():
                 # Python warns of threads that hold a lock while another one forks; ours are waited for, or hold none.
@@ -179,15 +180,15 @@ def _become_worker(link: int, parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
     signal.set_wakeup_fd(-1)
-    for number in STOPPING:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     null = os.open(os.devnull, os.O_RDWR)
-    for open_file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        if open_file > 2 and open_file not in (link, null):
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if descriptor > 2 and descriptor not in (link, null):
             with suppress(OSError):
                 # Their numbers stay taken, so that nobody who still knows one reads or closes another file by it.
-                os.dup2(null, open_file, inheritable=False)
+                os.dup2(null, descriptor, inheritable=False)
     # What the parent has made is not collected here: it would be copied page by page, and closed a second time.
     gc.freeze()
     with suppress(OSError):
@@ -195,14 +196,14 @@ def _become_worker(link: int, parent: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
 
 
-def _end(alive: dict[int, Worker], owner: int) -> None:
+def _kill_all(alive: dict[int, Worker], owner: int) -> None:
     """Kill all workers, unless this is a fork of the process that has them."""
     if os.getpid() == owner:
         for index in list(alive):
-            _ended(alive.pop(index))
+            _kill(alive.pop(index))
 
 
-def _ended(worker: Worker) -> str:
+def _kill(worker: Worker) -> str:
     """Kill a worker, if it has not died already, and say how it ended."""
     worker.link.close()
     with suppress(ProcessLookupError):

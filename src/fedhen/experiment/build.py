@@ -25,7 +25,7 @@ from fedhen.engines.scoring import Scoring
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import UserError
 from fedhen.experiment.experiment import Experiment
-from fedhen.experiment.reported_models import AllDevicesAverage, NoReportedModels
+from fedhen.experiment.reported_models import AllDevicesAverage, NoReportedModels, ReportedModels
 from fedhen.hardware.accelerator import choose_device
 from fedhen.models.family import Family
 from fedhen.models.registry import make_family
@@ -103,7 +103,7 @@ def start_experiment(
     memory = make_store()
     modules = {tier: make_scoring_module(population, tier) for tier in sizes}
     scoring = Scoring(modules, data, config.evaluation.batch_size, population.precision)
-    last_models = NoReportedModels()
+    last_models: ReportedModels = NoReportedModels()
     if config.evaluation.devices:
         last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
     return Experiment(

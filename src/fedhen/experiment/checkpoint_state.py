@@ -54,7 +54,7 @@ class State:
     @property
     def lasts(self) -> bool:
         """Whether all of it lies in this process's memory, where it outlives the rounds that come."""
-        return self.ranks.number == 1 and all(shelf.place.lasting for shelf in self.shelves.values())
+        return self.ranks.number == 1 and all(shelf.storage.stable for shelf in self.shelves.values())
 
 
 @dataclass
@@ -90,7 +90,7 @@ def prepare_checkpoint(state: State, place: Path, about: Mapping[str, Any]) -> C
             for device, owner in owners[name].items()
             for kind in [kinds[state.tier_of[device]]]
             for fetch in [
-                partial(_itself, shelf.kept(device))
+                partial(_itself, shelf.stored(device))
                 if state.lasts
                 else partial(_fetched, state.ranks, shelf, device, owner, kind)
             ]
@@ -115,7 +115,7 @@ def _itself(tensor: Tensor) -> Tensor:
 def _fetched(ranks: Ranks, shelf: StateStore, device: int, owner: int, kind: TensorSpec) -> Tensor:
     """A device's vector on rank 0; only its owner, if that is another, takes part."""
     if ranks.rank == owner:
-        return ranks.carry(owner, 0, shelf.kept(device).cpu()) if owner else shelf.kept(device)
+        return ranks.carry(owner, 0, shelf.stored(device).cpu()) if owner else shelf.stored(device)
     empty = torch.empty(kind.shape, dtype=kind.type)
     return empty if ranks.rank else ranks.carry(owner, 0, empty)
 

@@ -20,7 +20,7 @@ from fedhen.engines.engine import Engine
 from fedhen.errors import UserError
 from fedhen.experiment.checkpoint_state import Restored, State, compute_digests
 from fedhen.experiment.evaluation import score_models
-from fedhen.experiment.reported_models import NoReportedModels
+from fedhen.experiment.reported_models import ReportedModels
 from fedhen.hardware.memory import explain_out_of_memory
 from fedhen.hardware.threads import threads_per_worker, torch_threads
 from fedhen.params import TierModels, count_bytes, count_elements
@@ -35,7 +35,7 @@ class Experiment:
     activate: Activate
     server: TierModels
     memories: Memories
-    last_models: NoReportedModels
+    last_models: ReportedModels
     memory: StateStore = field(default_factory=StateStore)
     """What the devices that trained last on this rank remember; the engine writes it."""
     losses: dict[int, float] = field(default_factory=dict)

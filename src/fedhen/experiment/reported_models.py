@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,28 +16,41 @@ from fedhen.exact_sums import FixedPoint
 from fedhen.params import TierModels, Weights, pack, unpack
 
 
+class ReportedModels(Protocol):
+    """The models that are reported beyond the server's, made from what devices have trained."""
+
+    rows: StateStore
+    """The last model of each device that has trained on this rank."""
+
+    def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None: ...
+
+    def restore(self, device: int, vector: Tensor | None) -> None: ...
+
+    def models(self) -> dict[str, TierModels]: ...
+
+
 class NoReportedModels:
-    """No device's last model is kept, and none is reported."""
+    """Keeps no device's model and reports none."""
 
     def __init__(self) -> None:
         self.rows = StateStore()
 
     def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
-        """Keep nothing."""
+        pass
 
     def restore(self, device: int, vector: Tensor | None) -> None:
-        """Nothing was kept."""
+        pass
 
     def models(self) -> dict[str, TierModels]:
-        """No kind of model."""
         return {}
 
 
-class AllDevicesAverage(NoReportedModels):
-    """Reporting Results, "average all devices": the mean over a tier's devices of the model each trained last.
+class AllDevicesAverage:
+    """The paper's "Reporting Results": the mean, over a tier's devices, of the model that each trained last.
 
-    A device that has not trained yet counts with the initial model. For reporting only: training never sees it. A
-    running sum of whole numbers is exact: no rounding piles up over the rounds, and no order shows.
+    A device that has not trained yet counts with the initial model. The average is only reported; training does not
+    use it. It is a running sum of integers and therefore exact: rounding errors do not accumulate over the rounds, and
+    the order of the devices does not matter.
     """
 
     def __init__(
@@ -49,14 +63,15 @@ class AllDevicesAverage(NoReportedModels):
         self.fixed = {tier: FixedPoint(weights, sizes[tier]) for tier, weights in initial.items()}
         self.start = {tier: self.fixed[tier].of(pack(weights)) for tier, weights in initial.items()}
         self.moved = {tier: torch.zeros_like(start) for tier, start in self.start.items()}
-        """By how much the models of the devices that this rank has rows of differ from the initial one, together."""
+        """Tier -> the sum, over the rows on this rank, of the difference from the initial model."""
         self.trained: set[str] = set()
-        """The tiers of which some device has trained, on whatever rank."""
+        """The tiers of which a device has trained, on any rank."""
 
     def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
-        """Remember a round's trained models; a device that was left out keeps its old row.
+        """Stores a round's trained models. A device that was left out keeps its old row.
 
-        `trained` are the devices of all ranks that have a new model: what this rank has of another's is out of date.
+        `trained` names the devices of all ranks that have a new model. A row of this rank whose device has trained on
+        another rank is out of date and is dropped.
         """
         own = {update.device: update for update in updates}
         for device in {*own, *trained}:
@@ -69,10 +84,10 @@ class AllDevicesAverage(NoReportedModels):
                 del self.rows[device]
 
     def restore(self, device: int, vector: Tensor | None) -> None:
-        """Put a saved row back, or only know that another rank has it.
+        """Puts a saved row back. Without a vector, only notes that another rank has it.
 
-        The running sum is a function of the rows and the initial models, and whole numbers add up to the same in any
-        order: with all rows back it is what it was, so that a checkpoint need not hold it.
+        Checkpoints do not hold the running sum: integers add up to the same in any order, so restoring all rows
+        restores the sum too.
         """
         self.trained.add(self.tier_of[device])
         if vector is not None:
@@ -89,12 +104,11 @@ class AllDevicesAverage(NoReportedModels):
         return self.fixed[tier].of(self.rows.vector(device)) if device in self.rows else self.start[tier]
 
     def average(self, tier: str) -> Weights:
-        """The reported model of a tier."""
         if tier not in self.trained:
             return self.initial[tier]
         fixed, moved = self.fixed[tier], self.ranks.total(self.moved[tier])
         return unpack(fixed.mean(self.start[tier] * fixed.devices + moved), self.initial[tier])
 
     def models(self) -> dict[str, TierModels]:
-        """The reported models, as one more kind beside the server's."""
+        """Returns the reported models by their owner, "devices"."""
         return {"devices": {tier: self.average(tier) for tier in self.initial}}

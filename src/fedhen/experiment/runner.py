@@ -86,7 +86,7 @@ class RunKeeper:
         self.whole, self.timing = self.experiment.state(), self.beginning.timing
         for shelf in self.whole.shelves.values():
             # A round that is abandoned has changed what some of its devices remember.
-            shelf.undoable = True
+            shelf.keeps_previous = True
 
     def commit(self, step: Step, now: bool) -> Step:
         """A whole round: its line, then the checkpoint if it is due, then what both took."""
@@ -96,7 +96,7 @@ class RunKeeper:
             self.records.append(step.record)
         self.whole, self.timing = self.experiment.state(), step.timing
         for shelf in self.whole.shelves.values():
-            shelf.settle()
+            shelf.commit()
         if self.experiment.ranks.first(lambda: self._is_due(now)):
             seconds = self.save()
             step = replace(step, timing={**step.timing, "save": round(seconds, 6)})
@@ -146,7 +146,7 @@ class RunKeeper:
     def take_back(self) -> None:
         """Forget the round that was abandoned, and save the one before."""
         for shelf in self.whole.shelves.values():
-            shelf.undo()
+            shelf.rollback()
         self.save_at_last()
 
     def save_at_last(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedhen.algorithm.failures import LONGEST
+from fedhen.algorithm.failures import MAX_ERROR_LENGTH
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Update
 from fedhen.config import toml, validation
@@ -53,7 +53,7 @@ class FleetClient:
         except Exception as error:
             if not isinstance(error, UserError | Malformed):
                 error = UserError(OUT_OF_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
-            return protocol.pack_failure(one_line(str(error))[:LONGEST])
+            return protocol.pack_failure(one_line(str(error))[:MAX_ERROR_LENGTH])
 
     def answer(self, content: RecordDict) -> Answer:
         """What its device has trained."""
@@ -101,7 +101,7 @@ class FleetClient:
 
     def held(self, fleet: Population) -> dict[str, Tensor]:
         """The weights of its tier, with nothing in them."""
-        module, shapes = SequentialDevices(fleet).new_module(self.tier), fleet.holdings[self.tier].shapes
+        module, shapes = SequentialDevices(fleet).build_module(self.tier), fleet.holdings[self.tier].shapes
         return {name: tensor for name, tensor in module.state_dict().items() if name in shapes}
 
     @property
@@ -137,5 +137,5 @@ class FleetClient:
 def make_answer(update: Update, fleet: Population) -> Answer:
     """What of an update is sent: not what the server can tell by itself."""
     present = fleet.data.present(0).nonzero().flatten().tolist() if update.rows else []
-    change = update.remembered if fleet.local.known is None else {}
+    change = update.memory_change if fleet.local.infer_change is None else {}
     return Answer(update.weights, change, update.loss, tuple(present))

@@ -117,7 +117,7 @@ class FleetDevices:
         learned, local = fleet.holdings[tier].learned, fleet.local
         model = sent.models[tier]
         trained = {name: tensor for name, tensor in model.items() if name in learned}
-        changes = trained if local.remember is not None and local.known is None else {}
+        changes = trained if local.remember is not None and local.infer_change is None else {}
         answer = protocol.read_answer(content, model, changes, fleet.data.classes)
         if answer.change and is_finite(answer.weights) and not is_finite(answer.change):
             raise Malformed("what it remembers is not finite")
@@ -129,7 +129,7 @@ class FleetDevices:
             samples=self.roster.members[device].identity.samples,
             loss=answer.loss,
             rows=self.rows(answer),
-            remembered=self.remembered(answer, trained),
+            memory_change=self.remembered(answer, trained),
             omega=fleet.omega[device],
         )
 
@@ -138,7 +138,7 @@ class FleetDevices:
         local = self.fleet.local
         if local.remember is None or not is_finite(answer.weights):
             return {}
-        return answer.change if local.known is None else local.known(trained, answer.weights)
+        return answer.change if local.infer_change is None else local.infer_change(trained, answer.weights)
 
     def rows(self, answer: Answer) -> dict[str, Tensor]:
         """With `server.label_rows`, the output rows of the classes that the device holds."""

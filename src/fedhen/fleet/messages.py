@@ -9,7 +9,7 @@ import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedhen.algorithm.failures import LONGEST
+from fedhen.algorithm.failures import MAX_ERROR_LENGTH
 from fedhen.errors import one_line
 
 K = TypeVar("K", bound=Hashable)
@@ -63,5 +63,5 @@ def read_content(message: Message) -> RecordDict | str:
     """What a message holds, or why it holds nothing."""
     if message.has_error():
         reason = message.error.reason or f"error {message.error.code}"
-        return one_line(reason)[:LONGEST]
+        return one_line(reason)[:MAX_ERROR_LENGTH]
     return message.content

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, deserialize
 from safetensors.torch import save
 from torch import Tensor
 
-from fedhen.algorithm.failures import LONGEST
+from fedhen.algorithm.failures import MAX_ERROR_LENGTH
 from fedhen.errors import one_line
 from fedhen.experiment.checkpoint_files import SAFETENSORS_TYPES
 from fedhen.fileio import untrusted
@@ -150,7 +150,7 @@ def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mappin
     if "failure" in content:
         said = content["failure"]
         error = said.get("error") if isinstance(said, ConfigRecord) else None
-        raise Malformed(one_line(str(error))[:LONGEST] or "it could not train")
+        raise Malformed(one_line(str(error))[:MAX_ERROR_LENGTH] or "it could not train")
     needed, known = {"update", "model"}, {"update", "model", *(["change"] if change else [])}
     if odd := sorted((needed - content.keys()) | (content.keys() - known)):
         raise Malformed(f"record {one_line(odd[0])[:LONGEST_NAME]!r} is {'missing' if odd[0] in needed else 'new'}")

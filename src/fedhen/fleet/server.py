@@ -95,7 +95,9 @@ def build_fleet_experiment(app: App, roster: Membership, job: Job) -> Experiment
     fleet = make_population(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
 
     def engine(start: EngineParts) -> Engine:
-        return Engine(FleetDevices(start.plain.fleet, roster, find_merged_rounds(job.folder), job.poll), start.scoring)
+        return Engine(
+            FleetDevices(start.plain.population, roster, find_merged_rounds(job.folder), job.poll), start.scoring
+        )
 
     more = min(config.devices.number, config.devices.active + config.fleet.extra)
     draw = make_sampler(replace(config.devices, active=more), config.seed)

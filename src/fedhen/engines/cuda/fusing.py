@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from fedhen.algorithm.failures import LONGEST
+from fedhen.algorithm.failures import MAX_ERROR_LENGTH
 from fedhen.engines.cuda.convolutions import conv3x3, stem
 from fedhen.engines.cuda.norms import add_norm_relu, norm_relu
 from fedhen.engines.cuda.pooling import mix_pool
@@ -37,7 +37,7 @@ def fuse(module: nn.Module, sample: Tensor, tier: str) -> nn.Module:
     except Exception as error:  # Any module may refuse in its own way; it is then taken as it is.
         if is_out_of_memory(error):
             raise
-        reason = one_line(f"{type(error).__name__}: {error}")[:LONGEST]
+        reason = one_line(f"{type(error).__name__}: {error}")[:MAX_ERROR_LENGTH]
     _tell(f"tier {tier!r} runs as it is written, which is slower: {reason}")
     return module
 

@@ -50,15 +50,15 @@ class State:
     """Room for what the clip leaves of the gradient."""
 
 
-def make_state(layout: Layout, like: Tensor, corrects: bool, moves: bool) -> State:
+def make_state(layout: Layout, like: Tensor, has_offset: bool, has_momentum: bool) -> State:
     """Zeros for the weights of a layout."""
     zeros, found = partial(like.new_zeros, dtype=like.dtype), make_blocks(layout, like.device)
     return State(
         weights=zeros(layout.size),
-        low=like.new_zeros(layout.lowered, dtype=torch.bfloat16),
+        low=like.new_zeros(layout.low_size, dtype=torch.bfloat16),
         settings=zeros(len(SETTINGS)),
-        offset=zeros(layout.size) if corrects else None,
-        momenta=zeros(layout.size) if moves else None,
+        offset=zeros(layout.size) if has_offset else None,
+        momenta=zeros(layout.size) if has_momentum else None,
         blocks=found,
         sums=zeros(len(found.parts)),
         factor=zeros(1),
@@ -69,13 +69,13 @@ def make_blocks(layout: Layout, device: torch.device) -> Blocks:
     """A layout cut into blocks."""
     parts = [
         (name, begin + first, min(BLOCK, layout.shapes[name].numel() - first))
-        for name, begin in layout.places.items()
+        for name, begin in layout.offsets.items()
         for first in range(0, layout.shapes[name].numel(), BLOCK)
     ]
 
     def is_whole(part: tuple[str, int, int]) -> bool:
         # In full precision all gradients are of one type.
-        return part[2] == BLOCK and (part[1] < layout.lowered or not layout.lowered)
+        return part[2] == BLOCK and (part[1] < layout.low_size or not layout.low_size)
 
     parts.sort(key=lambda part: not is_whole(part))
     begins, counts = (torch.tensor([p[k] for p in parts], dtype=torch.int32, device=device) for k in (1, 2))
@@ -85,20 +85,20 @@ def make_blocks(layout: Layout, device: torch.device) -> Blocks:
 def find_addresses(layout: Layout, blocks: Blocks, gradients: Mapping[str, Tensor]) -> Sequence[int]:
     """Where the gradient of each block lies in memory; the gradients must lie as the weights do in the layout."""
     return [
-        gradients[name].data_ptr() + (begin - layout.places[name]) * gradients[name].element_size()
+        gradients[name].data_ptr() + (begin - layout.offsets[name]) * gradients[name].element_size()
         for name, begin, _ in blocks.parts
     ]
 
 
 @triton.jit
-def _corrected(w, offset, settings, address, begin, count, lowered, LEAD, CORRECTS, WHOLE: tl.constexpr, BLOCK):
+def _load_gradient(w, offset, settings, address, begin, count, low_size, LEAD, CORRECTS, WHOLE: tl.constexpr, BLOCK):
     """A block of the gradient, with the local variant's correction, and which of its numbers there are."""
     at = tl.arange(0, BLOCK)
     # Without a mask, and with one type, many numbers are read at once.
     inside = at < BLOCK if WHOLE else at < count
     if WHOLE:
         grad = tl.load(tl.multiple_of(address.to(tl.pointer_type(LEAD)), 16) + at).to(w.dtype.element_ty)
-    elif begin < lowered:
+    elif begin < low_size:
         grad = tl.load(address.to(tl.pointer_type(LEAD)) + at, inside, 0.0).to(w.dtype.element_ty)
     else:
         grad = tl.load(address.to(w.dtype) + at, inside, 0.0)
@@ -110,14 +110,14 @@ def _corrected(w, offset, settings, address, begin, count, lowered, LEAD, CORREC
 
 @triton.jit
 def _squares(
-    w, offset, settings, table, begins, counts, sums, lowered, first,
+    w, offset, settings, table, begins, counts, sums, low_size, first,
     LEAD: tl.constexpr, CORRECTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sum of the squares of one block of the corrected gradient."""
     block = first + tl.program_id(0)
     count, address = tl.load(counts + block), tl.load(table + block)
     begin = tl.multiple_of(tl.load(begins + block), 64)
-    grad, _ = _corrected(w, offset, settings, address, begin, count, lowered, LEAD, CORRECTS, WHOLE, BLOCK)
+    grad, _ = _load_gradient(w, offset, settings, address, begin, count, low_size, LEAD, CORRECTS, WHOLE, BLOCK)
     tl.store(sums + block, tl.sum(grad * grad))
 
 
@@ -135,14 +135,14 @@ def _clip(sums, settings, factor, number, PARTS: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def _update(
-    w, low, offset, momenta, settings, table, begins, counts, factor, lowered, first,
+    w, low, offset, momenta, settings, table, begins, counts, factor, low_size, first,
     LEAD: tl.constexpr, CORRECTS: tl.constexpr, MOVES: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Clip, decay, momentum and step of one block, and the lower-precision copy of the weights beside."""
     block = first + tl.program_id(0)
     count, address = tl.load(counts + block), tl.load(table + block)
     begin = tl.multiple_of(tl.load(begins + block), 64)
-    grad, inside = _corrected(w, offset, settings, address, begin, count, lowered, LEAD, CORRECTS, WHOLE, BLOCK)
+    grad, inside = _load_gradient(w, offset, settings, address, begin, count, low_size, LEAD, CORRECTS, WHOLE, BLOCK)
     at = begin + tl.arange(0, BLOCK)
     value = tl.load(w + at, inside, 0.0)
     grad = grad * tl.load(factor) + tl.load(settings + 3) * value
@@ -151,27 +151,27 @@ def _update(
         tl.store(momenta + at, grad, inside)
     value -= tl.load(settings) * grad
     tl.store(w + at, value, inside)
-    if begin < lowered:
+    if begin < low_size:
         tl.store(low + at, value.to(low.dtype.element_ty), inside)
 
 
 def update(state: State, table: Tensor) -> None:
     """One step of Alg. 2: correction, clip, decay, momentum, step. `table` holds the gradient blocks' addresses."""
-    blocks, lowered = state.blocks, len(state.low)
+    blocks, low_size = state.blocks, len(state.low)
     offset = state.weights if state.offset is None else state.offset
     momenta = state.weights if state.momenta is None else state.momenta
-    corrects, moves = state.offset is not None, state.momenta is not None
-    lead = tl.bfloat16 if lowered else TYPES[state.weights.dtype]
+    has_offset, has_momentum = state.offset is not None, state.momenta is not None
+    lead = tl.bfloat16 if low_size else TYPES[state.weights.dtype]
     number, places = len(blocks.parts), (table, blocks.begins, blocks.counts)
     pieces = [(first, many, whole) for first, many, whole in
               ((0, blocks.whole, True), (blocks.whole, number - blocks.whole, False)) if many]  # fmt: skip
     for first, many, whole in pieces:
         _squares[(many,)](
-            state.weights, offset, state.settings, *places, state.sums, lowered, first, lead, corrects, whole, BLOCK
+            state.weights, offset, state.settings, *places, state.sums, low_size, first, lead, has_offset, whole, BLOCK
         )
     _clip[(1,)](state.sums, state.settings, state.factor, number, triton.cdiv(number, 1024), 1024)
     for first, many, whole in pieces:
         _update[(many,)](
-            state.weights, state.low, offset, momenta, state.settings, *places, state.factor, lowered, first,
-            lead, corrects, moves, whole, BLOCK,
+            state.weights, state.low, offset, momenta, state.settings, *places, state.factor, low_size, first,
+            lead, has_offset, has_momentum, whole, BLOCK,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from fedhen.algorithm.updates import Update
 from fedhen.errors import UserError
 from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
 
-MOST = 16
+MAX_SLOTS = 16
 """Devices of a tier that train at the same time; more wait for the first to end."""
 
 
@@ -19,7 +19,7 @@ class CannotCapture(Exception):
     """A tier's step cannot become a graph."""
 
 
-class Tiered(Protocol):
+class HasTier(Protocol):
     """Room for one device to train in, as far as this module looks at it."""
 
     @property
@@ -27,7 +27,7 @@ class Tiered(Protocol):
         """Whose devices fit."""
 
 
-S = TypeVar("S", bound=Tiered)
+S = TypeVar("S", bound=HasTier)
 Wave = Sequence[tuple[int, S]]
 """Devices that train at the same time, each in a slot."""
 
@@ -38,10 +38,10 @@ class Waves(Generic[S]):
 
     make: Callable[[str, int], S]
     """A new slot of a tier, the how-manyth it is; raises where there is no memory for it, or CannotCapture."""
-    give_back: Callable[[], None]
+    free_memory: Callable[[], None]
     """Frees the memory of slots that are gone."""
     slots: dict[str, list[S]] = field(default_factory=dict)
-    most: int = MOST
+    max_slots: int = MAX_SLOTS
     """Slots of a tier that there is memory for, as far as is known."""
     refused: set[str] = field(default_factory=set)
     """Tiers whose step cannot be captured."""
@@ -58,14 +58,14 @@ class Waves(Generic[S]):
             wave = self.next_wave(waiting)
             for tier in [tier for tier in waiting if tier in self.refused]:
                 apart += waiting.pop(tier)
-            back, short = _attempt(work, wave)
+            back, short = _run_wave(work, wave)
             yield from back
             trained = {update.device for update in back}
             left = [(device, slot.tier) for device, slot in wave if device not in trained]
             # Their slots are not held any longer, so that they can be freed.
             del wave, back
             if short:
-                self.give_way()
+                self.halve_slots()
                 for device, tier in reversed(left):
                     waiting[tier].insert(0, device)
             else:
@@ -87,7 +87,7 @@ class Waves(Generic[S]):
     def make_slots(self, tier: str, number: int) -> None:
         """That many slots of a tier, or as many as there is memory for."""
         slots = self.slots.setdefault(tier, [])
-        while len(slots) < (wanted := min(number, self.most)) and tier not in self.refused:
+        while len(slots) < (wanted := min(number, self.max_slots)) and tier not in self.refused:
             short = False
             try:
                 slots.append(self.make(tier, len(slots)))
@@ -100,9 +100,9 @@ class Waves(Generic[S]):
                     slots.clear()
                     warnings.warn(f"tier {tier!r} is trained one device at a time: {reason}", stacklevel=2)
             if short:  # Here the error is gone, and what was begun can be freed.
-                self.give_way(wanted)
+                self.halve_slots(wanted)
 
-    def give_way(self, wanted: int = 0) -> None:
+    def halve_slots(self, wanted: int = 0) -> None:
         """Half as many slots for every tier as the largest has, or was to have; less than one each cannot be.
 
         All are given up and made again when they are needed: most of what a slot takes is what its stream's products
@@ -111,13 +111,13 @@ class Waves(Generic[S]):
         fewer = max(wanted, *map(len, self.slots.values())) // 2
         if fewer < 1:
             raise UserError(OUT_OF_MEMORY)
-        self.most = fewer
+        self.max_slots = fewer
         for slots in self.slots.values():
             slots.clear()
-        self.give_back()
+        self.free_memory()
 
 
-def _attempt(work: Callable[[Wave[S]], Iterator[Update]], wave: Wave[S]) -> tuple[list[Update], bool]:
+def _run_wave(work: Callable[[Wave[S]], Iterator[Update]], wave: Wave[S]) -> tuple[list[Update], bool]:
     """What came back of a wave, and whether the rest is missing for lack of memory."""
     back: list[Update] = []
     try:
