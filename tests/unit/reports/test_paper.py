@@ -33,7 +33,7 @@ from fedhen.reports.paper.values import METHODS, ROUNDS_TO_TARGET
 from fedhen.reports.rendering import Table
 from fedhen.reports.tables import SEEDS
 from fedhen.runs.reader import Run, read_run
-from support.html import Checker
+from support.pages import Checker
 from support.report_fixtures import Curves, make_run, staircase, write_folder
 
 # The rows of the paper's tables from top to bottom, as its source has them

@@ -23,7 +23,7 @@ from fedhen.reports.rendering import Group, Table, to_html, to_latex, to_markdow
 from fedhen.reports.tables import cost_table, make_tables, outcome_table
 from fedhen.reports.targets import Given, choose_targets
 from fedhen.runs.reader import Run, read_run
-from support.html import Checker
+from support.pages import Checker
 from support.report_fixtures import Curves, make_run, staircase, write_folder
 
 # The paper's two tables: tier -> (accuracy, FedHeN, Decouple, NoSide, gain)
