@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from kills import Forks, killed, same
-from test_resume import KINDS, run
+from support.kills import Forks, killed, same
+from support.resumable import KINDS, run
 
 KILLS_A_RUN = 10
 

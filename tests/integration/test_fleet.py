@@ -1,0 +1,43 @@
+"""A fleet inside one process plays what the simulator plays, to the bit: same loop, same devices, same bytes."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+from fedhen.algorithm.methods import METHODS
+from fedhen.cli.options import LOCALS
+from fedhen.config.recipes import load_recipe
+from fedhen.fleet.project import FleetProject
+from fedhen.fleet.scaffold import create_project
+from support.fleets import config, fleet, simulated
+
+
+def test_what_flower_ships_holds_no_secret(tmp_path: Path) -> None:
+    """The app's own files alone: no key, no certificate, no data, no earlier run."""
+    folder = FleetProject(tmp_path / "fleet", "127.0.0.1:8000")
+    create_project(folder, load_recipe("digits"), {"simple": 1, "complex": 1})
+    (folder.path / "runs").mkdir()
+    (folder.path / "runs" / "summary.json").write_text("{}")
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder.path))) as bundle:
+        names = {name for name in bundle.namelist() if not name.startswith(".info")}
+    assert names == {"pyproject.toml", *(f"fleet_app/{name}.py" for name in ("__init__", "apps", "data"))}
+    for secret in ("keys/simple-1", "keys/complex-1", "certificates/server.key"):
+        assert (folder.path / secret).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_and_local_variant_is_the_simulators_to_the_bit(method: str, local: str, tmp_path: Path) -> None:
+    chosen = config(method, local)
+    there, here = simulated(chosen, tmp_path / "simulated"), fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
+    assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+    assert (here / "config.toml").read_text() == (there / "config.toml").read_text()
+    models = sorted(path.name for path in (there / "models").iterdir())
+    assert models == sorted(path.name for path in (here / "models").iterdir())
+    for name in models:
+        assert (here / "models" / name).read_bytes() == (there / "models" / name).read_bytes(), name

@@ -1,0 +1,59 @@
+"""Runs of a small fleet inside one process, and of the simulator, to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedhen.algorithm.methods import METHODS
+from fedhen.cli.options import with_method_settings
+from fedhen.config import toml
+from fedhen.config.recipes import load_recipe
+from fedhen.config.settings import Config
+from fedhen.devices.population import assign_tiers
+from fedhen.experiment.build import build_experiment
+from fedhen.experiment.runner import play_run
+from fedhen.fleet.app import recipe_app
+from fedhen.fleet.server import Job, play
+from support.inside import grid
+
+SMALL = [
+    *("data.limit=60", "devices.number=6", "devices.active=4", "training.epochs=1", "rounds=3"),
+    *("training.batch_size=5", "model.widths=[4, 4, 8, 8]", "evaluation.every=3", "checkpoint.rounds=1"),
+    "runtime.engine=plain",
+]
+
+
+def config(method: str = "fedhen", local: str = "plain", *changes: str) -> Config:
+    settings = [*SMALL, f"local.name={local}", *changes]
+    return METHODS[method].keep_tiers(
+        toml.apply_settings(with_method_settings(load_recipe("digits"), method), settings)
+    )
+
+
+def simulated(chosen: Config, folder: Path) -> Path:
+    folder.mkdir()
+    for _ in play_run(folder, build_experiment(chosen, accelerator="cpu")):
+        pass
+    return folder
+
+
+def fleet(chosen: Config, folder: Path, state: Path) -> Path:
+    for _ in play(grid(assign_tiers(chosen), state), recipe_app(), Job(chosen, folder, poll=0.0)):
+        pass
+    return folder
+
+
+def with_only(active: Callable[[int], Sequence[int]], chosen: Config, folder: Path) -> Path:
+    """The simulation in which just these devices are active."""
+    folder.mkdir()
+    for _ in play_run(
+        folder, build_experiment(chosen, accelerator="cpu", activate=lambda number, _: [*active(number)])
+    ):
+        pass
+    return folder
+
+
+def same_models(one: Path, other: Path) -> bool:
+    names = [path.name for path in (one / "models").iterdir()]
+    return all((one / "models" / n).read_bytes() == (other / "models" / n).read_bytes() for n in names)

@@ -1,0 +1,44 @@
+"""A check that a page is well-formed HTML."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+
+
+class Checker(HTMLParser):
+    """Fails on a tag that does not match; collects text, tags, ids and references."""
+
+    VOID = ("meta", "br", "hr", "img", "link", "input")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: Counter[str] = Counter()
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.handle_startendtag(tag, attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        for name, value in attrs:
+            if name == "id":
+                self.ids[str(value)] += 1
+            if name in ("href", "xlink:href", "src"):
+                self.links.append(str(value))
+            self.links += re.findall(r"url\((.*?)\)", value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data

@@ -1,0 +1,123 @@
+"""What every rank of the tests runs, started by `test_ranks.py` with or without torchrun.
+
+python ranks_script.py train|errors|lost FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import fedhen
+from fedhen.cli import main
+from fedhen.distributed import process_group
+from fedhen.distributed.communicator import RankLost
+from fedhen.distributed.process_group import has_lost
+from fedhen.errors import UserError
+from fedhen.interrupts import stop_ranks_after_round
+from fedhen.params import Average
+from support.families import texts, two_exits, words
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def data(seed: int = 0) -> fedhen.Data:
+    """Devices of 3 to 12 examples, so that the ranks' shares are of unequal length."""
+    rng = np.random.default_rng(seed)
+    devices = [(rng.normal(size=(n, 6)), rng.integers(0, 3, n)) for n in range(3, 13)]
+    return fedhen.per_device(devices, rng.normal(size=(50, 6)), rng.integers(0, 3, 50), classes=3)
+
+
+def train(folder: Path) -> None:
+    for local in ("plain", "scaffold", "feddyn"):
+        settings: dict[str, Any] = {
+            "rounds": 6,
+            "devices": {"active": 5},
+            "evaluation": {"every": 2},
+            "local": {"name": local},
+        }
+        run = fedhen.train(two_exits(), data(), out=folder / local, accelerator="cpu", **settings)
+        # In one piece: the ranks share one output.
+        sys.stderr.write(f"{local}: rank {RANK} has {sorted(run.experiment.last_models.rows)}\n")
+        assert run.model("simple", "devices") is not None, "any rank can ask, without the others"
+    # Devices 2 and 5 fail, on whichever rank they train.
+    faulty: dict[str, Any] = {
+        "rounds": 3,
+        "devices": {"active": 8},
+        "training": {"epochs": 1},
+        "evaluation": {"every": 3},
+    }
+    fedhen.train(words(), texts([2, 5]), out=folder / "faults", accelerator="cpu", **faulty)
+    averages(folder)
+
+
+def averages(folder: Path) -> None:
+    """Corners, rows and whole tensors, of which each rank folds one half: nobody holds d, only the last b."""
+    ranks = process_group.join(torch.device("cpu"))
+    shapes = {"a": (2, 2), "b": (3,), "c": (2,), "d": (1,)}
+    models = [
+        ({"a": torch.ones(2, 2)}, 1.0, {}),
+        ({"a": torch.full((1, 2), 3.0), "c": torch.ones(2)}, 2.0, {}),
+        ({"a": torch.full((2, 2), 5.0), "c": torch.full((2,), 4.0)}, 1.0, {"c": torch.tensor([True, False])}),
+        ({"b": torch.arange(3.0)}, 3.0, {}),
+    ]
+    average = Average(shapes)
+    for number, (weights, weight, rows) in enumerate(models):
+        if number % ranks.number == ranks.rank:
+            average.add(weights, weight, rows)
+    found = ranks.combined(average).finish({name: torch.full(shape, -1.0) for name, shape in shapes.items()})
+    if not ranks.rank:
+        text = repr({name: tensor.tolist() for name, tensor in found.items()})
+        (folder / "average.txt").write_text(text)
+
+
+def errors(folder: Path) -> int:
+    """Ranks that are given unlike data; then what all ranks have, what rank 0 has alone, and what it does not have."""
+    try:
+        # As in a script that draws without a seed.
+        fedhen.train(two_exits(), data(seed=RANK), accelerator="cpu", rounds=1, devices={"active": 5})
+    except UserError as error:
+        print(f"rank {RANK}: {error}", file=sys.stderr)
+    assert main(["run", "digits", "--set", "training.nothing=1"]) == 2
+    assert main(["run", "digits", "--rounds", "1", "--quiet", "--out", str(folder)]) == 2
+    if RANK:
+        # As on a full disk.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    small = ["--set", "devices.number=4", "--set", "devices.active=4", "--set", "data.limit=60"]
+    on_disk = ["--set", "runtime.rows=disk", "--set", f"runtime.rows_dir={folder}"]
+    return main(["run", "digits", "--rounds", "1", "--quiet", "--out", str(folder / "none"), *small, *on_disk])
+
+
+def lost(folder: Path) -> int:
+    """Rank 1 is gone; rank 0, which stops at signals, is about to say so when it is told to end."""
+    ranks = process_group.join(torch.device("cpu"))
+    ranks.gather(0)
+    if RANK:
+        os._exit(3)
+    try:
+        with stop_ranks_after_round(ranks.rank, has_lost):
+            try:
+                ranks.gather(0)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+    except RankLost as error:
+        # And again; somebody else might speak meanwhile.
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+        print(f"fedhen: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit({"train": train, "errors": errors, "lost": lost}[sys.argv[1]](Path(sys.argv[2])))

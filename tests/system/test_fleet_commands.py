@@ -1,0 +1,301 @@
+"""What `fedhen fleet` refuses and says, and that its processes end with it however it ends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedhen.cli import main
+from fedhen.config import toml
+from fedhen.config.recipes import load_recipe
+from fedhen.errors import UserError
+from fedhen.fileio import untrusted
+from fedhen.fleet import follow
+from fedhen.fleet.local_fleet import free_port
+from fedhen.fleet.processes import Processes, find_marked
+from fedhen.fleet.project import FleetProject, run_line
+from fedhen.fleet.superlink import SuperLinkClient
+from fedhen.runs.layout import ROUNDS, TIMING
+from fedhen.runs.writer import RunWriter
+from support.kills import wait_for
+
+STARTING = """
+import sys, time
+from pathlib import Path
+from fedhen.cli.fleet import interruptible
+from fedhen.fleet import processes as fleets
+
+fleets.GRACE = 600
+processes = fleets.Processes(Path("logs"))
+with interruptible():
+    try:
+        processes.start("program", ["python", "-c", sys.argv[1]], Path("home"))
+        print(processes.mark, processes.watcher.pid, flush=True)
+        time.sleep(600)
+    finally:
+        processes.stop()
+"""
+"""Starts a program as a fleet does, but for its long grace, says what its mark is, and waits."""
+GRANDPARENT = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(600)"
+STUBBORN = """
+import signal, time
+
+signal.signal(signal.SIGTERM, lambda *_: open("told", "w"))
+open("deaf", "w")
+while True:
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def starting(program: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """The process, the mark of what it starts, and the watcher's place in /proc."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTING, program], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        mark, watcher = process.stdout.readline().split()
+        try:
+            yield process, mark, Path("/proc") / watcher
+        finally:
+            process.kill()
+            for pid in find_marked(mark):
+                # The watcher may be quicker.
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def ended(mark: str, watcher: Path) -> bool:
+    """Whether nothing is left; a zombie of the watcher waits for whoever adopts it."""
+    try:
+        gone = "State:\tZ" in (watcher / "status").read_text()
+    except OSError:
+        gone = True
+    return gone and not find_marked(mark)
+
+
+def test_killed_for_good_it_leaves_nothing_of_what_its_programs_started(tmp_path: Path) -> None:
+    with starting(GRANDPARENT, tmp_path) as (process, mark, watcher):
+        wait_for(lambda: len(find_marked(mark)) == 2, 60)
+        process.kill()
+        wait_for(lambda: ended(mark, watcher), 60)
+
+
+def test_a_second_ctrl_c_leaves_nothing_and_ends_it_at_once(tmp_path: Path) -> None:
+    """The program hears SIGTERM and goes on: after one Ctrl-C it would have its whole grace."""
+    with starting(STUBBORN, tmp_path) as (process, mark, watcher):
+        for name in ("deaf", "told"):
+            while not (tmp_path / name).is_file():
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+        process.wait(60)
+        assert ended(mark, watcher)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("init demo --simple -1", "tier 'simple' has no node"),
+        ("init demo --address h:99999", "write HOST:PORT"),
+        ("init demo --address h:0", "write HOST:PORT"),
+        ("init demo --address 0.0.0.0:8000", "name the address that nodes connect to"),
+        ("init demo --address [::]:8000", "name the address that nodes connect to"),
+        ("up --simple -1", "tier 'simple' has no node"),
+        ("up --active 0", "--active 0: choose between 1 and 4"),
+        ("up --active 5", "--active 5: choose between 1 and 4"),
+        ("run . --resume run --out other", "leave out --out"),
+    ],
+)
+def test_refused_in_one_line_before_anything_is_written(
+    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fleet", *arguments.split()]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_run_is_not_replaced_and_no_option_named_that_a_fleet_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "config.toml"
+    kept.write_text("a run")
+    assert main(["fleet", "up", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"fedhen: {tmp_path} is not empty: choose another --out\n"
+    assert [*tmp_path.iterdir()] == [kept] and kept.read_text() == "a run"
+
+
+def test_what_init_prints_works_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And `fleet run` prints the same command for a SuperLink that does not answer; folders may have spaces."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["fleet", "init", "my fleet", "--address", f"127.0.0.1:{free_port()}"]) == 0
+    printed, warned = capsys.readouterr()
+    assert warned == ""
+    assert printed.count("my fleet") == printed.count(f"{tmp_path}/my fleet")
+    (superlink,) = (line for line in printed.splitlines() if "flower-superlink" in line)
+    monkeypatch.chdir("/")
+    assert main(["fleet", "run", str(tmp_path / "my fleet")]) == 2
+    assert capsys.readouterr().err.endswith(f"start it with: {superlink}\n")
+    ignored = (tmp_path / "my fleet" / ".gitignore").read_text().splitlines()
+    assert {"keys/", "data/", "superlink.db*", "logs/"} <= {*ignored}
+    certificate = tmp_path / "my fleet" / "certificates" / "ca.crt"
+    certificate.unlink()
+    assert main(["fleet", "run", str(tmp_path / "my fleet")]) == 2
+    assert f"{certificate} is missing" in capsys.readouterr().err
+
+
+def test_init_warns_of_a_port_that_others_reach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "init", str(tmp_path / "demo"), "--address", "fleet.example.org:8000"]) == 0
+    said = capsys.readouterr().err
+    assert "can register nodes and start runs" in said and said.count("\n") == 1
+
+
+def test_rounds_can_be_added_but_none_taken_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet, run = FleetProject(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
+    fleet.write_app(load_recipe("digits"))
+    run.mkdir()
+    (run / "config.toml").write_text(toml.to_toml(load_recipe("digits")))
+    assert main(["fleet", "run", str(fleet.path), "--resume", str(run), "--rounds", "3"]) == 2
+    assert "is planned for 40 rounds: some can be added, none taken away" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("look", range(8))
+def test_rounds_added_to_a_finished_run_are_followed(
+    look: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old summary is not the end of the new rounds; and whenever the server writes them, none is missed."""
+    fleet, run = FleetProject(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
+    run.mkdir()
+
+    def record(last: int) -> None:
+        with RunWriter(run, toml.to_toml(load_recipe("digits")), {}, after=last - 1) as recorder:
+            recorder.round({"round": last})
+            recorder.timing(last, {"total": 1.0})
+            recorder.finish({"rounds": last})
+
+    looks = itertools.count()
+
+    def with_the_server_before(read: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(*arguments: Any) -> Any:
+            if next(looks) == look:
+                record(2)
+            return read(*arguments)
+
+        return reading
+
+    record(1)
+    monkeypatch.setattr(follow, "LOOK", 0.0)
+    for name in ("json_lines", "json_object"):
+        monkeypatch.setattr(untrusted, name, with_the_server_before(getattr(untrusted, name)))
+    rounds = follow.follow(SuperLinkClient(fleet, Processes(tmp_path / "logs")), "1", run, after=1, planned=2)
+    assert [record["round"] for record, _ in rounds] == [2]
+
+
+@pytest.mark.parametrize("rest", [b'{"round": 2', b"\xff\n", b"[]\n", b'{"round": 4}\n', b"[" * 100_000 + b"\n"])
+def test_only_rounds_that_are_whole_and_in_order_count(rest: bytes, tmp_path: Path) -> None:
+    for name in (ROUNDS, TIMING):
+        (tmp_path / name).write_bytes(b'{"round": 1}\n' + rest)
+    assert follow.read_new_rounds(tmp_path) == [({"round": 1}, {"round": 1})] and follow.last_round(tmp_path) == 1
+    assert follow.read_new_rounds(tmp_path, after=1) == []
+    (tmp_path / TIMING).unlink()
+    assert follow.read_new_rounds(tmp_path) == [] and follow.last_round(tmp_path) == 0
+
+
+def test_rounds_are_followed_whose_timings_have_a_gap(tmp_path: Path) -> None:
+    """A damaged line was cut off with those after it, and the run has gone on."""
+    (tmp_path / ROUNDS).write_text("".join(f'{{"round": {number}}}\n' for number in range(1, 8)))
+    (tmp_path / TIMING).write_text("".join(f'{{"round": {number}}}\n' for number in (1, 2, 6)))
+    assert [record["round"] for record, _ in follow.read_new_rounds(tmp_path, after=2)] == [6]
+    assert follow.last_round(tmp_path) == 6
+
+
+FLWR = """\
+#!/bin/sh
+cd {0}
+if [ "$1" = ls ]; then cat more >> rounds.jsonl; cat more >> timing.jsonl; cat status; else cat log; fi
+"""
+"""In the place of Flower's program: how a run goes, and what its log says. Rounds are recorded while it is asked."""
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "more", "end"),
+    [
+        ("completed", "", "", None),
+        ("completed", "", '{"round": 2}\n{"round": 3}\n', None),
+        ("stopped", "", "", "has ended (stopped); 1 rounds are saved, go on with: LINE"),
+        ("failed", "", '{"round": 2}\n', "has ended (failed); 2 rounds are saved, go on with: LINE"),
+        ("failed", "fedhen: no device\n", "", "has ended (failed): no device; 1 rounds are saved, go on with: LINE"),
+        ("failed", "fedhen: torn; start another run\n", "", "has ended (failed): torn; start another run"),
+    ],
+)
+def test_how_a_run_ends_is_asked_of_flower(
+    status: str, log: str, more: str, end: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the server is on another machine there is no other sign of it."""
+    monkeypatch.setattr(follow, "ASK", 0.0)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "flwr").write_text(FLWR.format(tmp_path))
+    (tmp_path / "flwr").chmod(0o755)
+    (tmp_path / "status").write_text(json.dumps({"success": True, "runs": [{"status": f"finished:{status}"}]}))
+    for name, text in (("log", log), ("more", more), (ROUNDS, '{"round": 1}\n'), (TIMING, '{"round": 1}\n')):
+        (tmp_path / name).write_text(text)
+    link = SuperLinkClient(FleetProject(tmp_path, "127.0.0.1:1", secure=False), Processes(tmp_path / "logs"))
+    rounds = follow.follow(link, "1", tmp_path, after=1, planned=9, go_on="LINE")
+    if end is None:
+        assert [record for record, _ in rounds] == [json.loads(line) for line in more.splitlines()]
+    else:
+        with pytest.raises(UserError) as told:
+            list(rounds)
+        assert str(told.value) == f"the run {end}"
+    nothing = follow.explain_end(f"finished:{status}", tmp_path / "none", "", "LINE")
+    assert nothing == f"the run has ended ({status})", "before its first round there is nothing to go on with"
+
+
+@pytest.mark.parametrize("answer", [b"220 mail ready\r\n", b"HTTP/1.1 what\r\n\r\n", b""])
+def test_another_service_on_the_port_is_no_superlink(answer: bytes, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        fleet = FleetProject(tmp_path, f"127.0.0.1:{server.getsockname()[1]}", secure=False)
+        assert not SuperLinkClient(fleet, Processes(tmp_path / "logs")).is_up()
+        thread.join()
+
+
+def test_a_superlink_that_is_gone_ends_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a few questions: one that starts again is waited for."""
+    monkeypatch.setattr(follow, "ASK", 0.0)
+    fleet, run = FleetProject(tmp_path / "fleet", f"127.0.0.1:{free_port()}", secure=False), tmp_path / "run"
+    fleet.write_app(load_recipe("digits"))
+    run.mkdir()
+    for name in ("rounds.jsonl", "timing.jsonl"):
+        (run / name).write_text('{"round": 1}\n')
+    link = SuperLinkClient(fleet, Processes(tmp_path / "logs"))
+    line = f"fedhen fleet run {tmp_path}/fleet --resume {tmp_path}/run"
+    for go_on, end in ((run_line(fleet.path, run), f", go on with: {line}"), ("", f" in {run}")):
+        with pytest.raises(UserError, match="does not answer") as told:
+            [*follow.follow(link, "1", run, 1, 2, go_on)]
+        assert str(told.value).endswith(f"1 rounds are saved{end}")

@@ -1,0 +1,358 @@
+"""Real SuperLinks and SuperNodes as processes: agreement with the simulator, TLS, keys, kills; and none is left.
+
+Two fleets are shared, each by the tests of a group, so that xdist does not start them twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from fedhen.config import toml
+from fedhen.config.recipes import load_recipe
+from fedhen.config.settings import Config
+from fedhen.errors import UserError
+from fedhen.experiment.build import build_experiment
+from fedhen.experiment.runner import play_run
+from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet, free_port
+from fedhen.fleet.processes import MARK, Processes, find_marked
+from fedhen.fleet.project import CONNECTION, FleetProject, fit_to_nodes, open_project
+from fedhen.fleet.superlink import SuperLinkClient
+from fedhen.runs.reader import read_run
+from support.fleets import same_models, with_only
+from support.kills import descendants, kill_tree, wait_for
+
+TESTS = Path(__file__).parent.parent
+NODES = {"simple": 1, "complex": 1}
+SMALL = [
+    *("data.limit=80", "training.epochs=1", "model.widths=[4, 4, 8, 8]", "evaluation.every=1"),
+    *("runtime.engine=plain", "checkpoint.rounds=1", "fleet.deadline=120"),
+]
+SPOILED_APP = """
+from fedhen.fleet.app import recipe_app
+from fedhen.fleet.apps import server_app
+from support.spoiling import spoiling_by_round
+
+client = spoiling_by_round("spoiled")
+server = server_app(recipe_app())
+"""
+HOLDING = """
+import time
+from pathlib import Path
+from flwr.clientapp import ClientApp
+
+honest, client, here = client, ClientApp(), Path("{here}")
+client.query()(lambda message, context: honest(message, context))
+
+@client.train()
+def train(message, context):
+    now = f"{{context.node_config['tier']}}-{{message.metadata.group_id}}"
+    while (here / f"hold-{{now}}").exists():
+        (here / f"held-{{now}}").touch()
+        time.sleep(0.1)
+    return honest(message, context)
+"""
+"""The end of a fleet's app whose nodes do not train in a round that a file of their tier and its number holds."""
+
+
+def config(*changes: str) -> Config:
+    return toml.apply_settings(fit_to_nodes(load_recipe("digits"), NODES), [*SMALL, *changes])
+
+
+def simulated(chosen: Config, folder: Path) -> Path:
+    folder.mkdir()
+    for _ in play_run(folder, build_experiment(chosen, accelerator="cpu")):
+        pass
+    return folder
+
+
+def fedhen(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedhen", *arguments]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, env={**os.environ, **environment}, timeout=280, check=False
+    )
+
+
+def rounds_of(run: Path) -> int:
+    path = run / "timing.jsonl"
+    return len(path.read_bytes().splitlines()) if path.is_file() else 0
+
+
+def numbers_in(log: str) -> list[str]:
+    """The numbers by which the server has taken a node in."""
+    return re.findall(r"SuperNode ID: (\d+)", log)
+
+
+def serverapp(trial: LocalFleet) -> list[int]:
+    """The processes of the server's app."""
+    return [p for p in trial.processes.left() if b"flwr-serverapp" in command_of(p)]
+
+
+def command_of(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def runs_of(trial: LocalFleet) -> dict[str, str]:
+    """Flower's number of every run -> how it goes."""
+    said = trial.processes.call(["flwr", "ls", CONNECTION, "--format", "json"], trial.folder.home).stdout
+    return {str(run["run-id"]): run["status"] for run in json.loads(said)["runs"]}
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+    fleet = LocalFleet(tmp_path_factory.mktemp("plain") / "fleet", config(), NODES, database=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        with fleet.running():
+            (fleet.path / "fleet_app" / "apps.py").write_text(SPOILED_APP)
+            yield fleet
+    assert fleet.processes.left() == []
+
+
+@pytest.mark.xdist_group("plain fleet")
+class TestPlain:
+    """Two nodes without TLS."""
+
+    def play(self, trial: LocalFleet, chosen: Config, run: Path, resume: bool = False) -> Path:
+        trial.config = chosen
+        for _ in trial.play(run, resume):
+            pass
+        return run
+
+    def test_the_fleet_is_the_simulator_to_the_bit(self, trial: LocalFleet, tmp_path: Path) -> None:
+        chosen = config("rounds=3")
+        here, there = self.play(trial, chosen, tmp_path / "fleet"), simulated(chosen, tmp_path / "simulated")
+        assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+        assert same_models(here, there)
+
+    def test_answers_that_are_none(self, trial: LocalFleet, tmp_path: Path) -> None:
+        """NaN, a wrong shape, a new name, an enormous tensor, garbage: a round each, and no trace of the node."""
+        chosen = config("rounds=5", "recipe=spoiled", "evaluation.devices=false")
+        here = self.play(trial, chosen, tmp_path / "fleet")
+        rounds = read_run(here).rounds
+        assert rounds[0]["dropped"] == [1] and [record.get("failed") for record in rounds[1:]] == [[1]] * 4
+        assert same_models(here, with_only(lambda _: [0], chosen, tmp_path / "simulated"))
+        told = (here / "errors.jsonl").read_text().splitlines()
+        for line, words in zip(told, ("has shape", "not one that was sent", "bytes instead", "cannot be"), strict=True):
+            assert words in line
+
+    def test_told_to_stop_while_it_submits_a_run_is_stopped(self, trial: LocalFleet, tmp_path: Path) -> None:
+        before = {*runs_of(trial)}
+        command = [sys.executable, "-m", "fedhen", "fleet", "run", str(trial.path), "--out", "run"]
+        with subprocess.Popen(command, cwd=tmp_path) as running, ExitStack() as always:
+            always.callback(running.kill)
+            wait_for(lambda: any(b"--run-config" in command_of(pid) for pid in descendants(running.pid)))
+            running.terminate()
+            assert running.wait(240) == 128 + signal.SIGTERM
+        ((number, status),) = (run for run in runs_of(trial).items() if run[0] not in before)
+        assert status == "finished:stopped"
+        trial.link.stop(number)  # One that has ended in between is no error.
+        with pytest.raises(UserError, match="flwr stop failed"):
+            trial.link.stop("12345")
+
+    def test_a_killed_serverapp_and_a_killed_superlink(self, trial: LocalFleet, tmp_path: Path) -> None:
+        """SCAFFOLD: the run goes on after each, from another process and in the end to the same bytes."""
+        chosen, run = config("rounds=3", "local.name=scaffold"), tmp_path / "fleet"
+        trial.link.start(chosen, run)
+        wait_for(lambda: rounds_of(run) >= 1)
+        # One of an earlier run may just be ending.
+        (pid,) = wait_for(lambda: found if len(found := serverapp(trial)) == 1 else [])
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not serverapp(trial))
+        trial.link.start(chosen, run, resume=True)
+        wait_for(lambda: rounds_of(run) >= 2)
+        superlink = trial.processes.running[SUPERLINK]
+        kill_tree(superlink.pid)
+        superlink.wait()
+        trial.start_superlink()
+        done = fedhen("fleet", "run", str(trial.path), "--resume", str(run), "--quiet", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        there = simulated(chosen, tmp_path / "simulated")
+        assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+        assert same_models(run, there)
+        # One whose records are damaged says what can be done, and not to go on with it.
+        first = (run / "rounds.jsonl").read_text().splitlines()[0]
+        (run / "rounds.jsonl").write_text(f"{first}\nround 2\n")
+        done = fedhen("fleet", "run", str(trial.path), "--resume", str(run), "--rounds", "4", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.endswith("holds 1 whole rounds only; start another run\n")
+
+
+class Shell:
+    """Runs the commands that `fedhen fleet init` prints, as they are printed."""
+
+    def __init__(self, cwd: Path, printed: str) -> None:
+        self.cwd, self.mark = cwd, f"shell-{os.getpid()}-{time.monotonic_ns()}"
+        self.lines = [line for line in printed.splitlines() if line.startswith(("FLWR_", "fedhen "))]
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": path, MARK: self.mark}
+
+    def line(self, word: str) -> str:
+        (found,) = (line for line in self.lines if word in line)
+        return found
+
+    def start(self, name: str, line: str) -> None:
+        with (self.cwd / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                ["sh", "-c", f"{line}"], cwd=self.cwd, env=self.environment, stdout=log, stderr=log
+            )
+
+    def run(self, line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-c", line],
+            cwd=self.cwd,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+
+    def log(self, name: str) -> str:
+        return (self.cwd / f"{name}.log").read_text()
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+        end = time.monotonic() + 10
+        while (left := find_marked(self.mark)) and time.monotonic() < end:
+            time.sleep(0.2)
+        while left:
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            left = find_marked(self.mark)
+        for process in self.running.values():
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A fleet with TLS and keys, by the printed commands alone."""
+    cwd = tmp_path_factory.mktemp("secure")
+    made = fedhen("fleet", "init", "demo", "--address", f"127.0.0.1:{free_port()}", cwd=cwd)
+    assert made.returncode == 0, made.stderr
+    ports = iter((free_port(), free_port()))
+    printed = re.sub(r"--port 91\d\d", lambda _: f"--port {next(ports)}", made.stdout)
+    fleet = Shell(cwd, printed)
+    try:
+        fleet.start("superlink", fleet.line("flower-superlink"))
+        SuperLinkClient(FleetProject(cwd / "demo", open_project(cwd / "demo").address), Processes(cwd / "logs")).wait(
+            240
+        )
+        for line in fleet.lines:
+            if " register " in line:
+                done = fleet.run(line)
+                assert done.returncode == 0, done.stdout + done.stderr
+        for tier in NODES:
+            fleet.start(f"{tier}-1", fleet.line(f'tier="{tier}"'))
+        yield fleet
+    finally:
+        fleet.stop()
+    assert find_marked(fleet.mark) == []
+
+
+@pytest.mark.xdist_group("secure fleet")
+class TestSecure:
+    """Two nodes with TLS and keys."""
+
+    def test_strangers_are_refused(self, shell: Shell) -> None:
+        """A node whose key the server does not know, and one without TLS, whatever key it has or has not."""
+        from fedhen.fleet.certificates import write_node_key
+
+        write_node_key(shell.cwd / "stranger")
+        honest = shell.line('tier="simple"')
+        port = free_port()
+        unknown = re.sub(r"--port \d+", f"--port {port}", honest.replace("demo/keys/simple-1", "stranger"))
+        bare = re.sub(r"--port \d+", f"--port {free_port()}", honest.partition("--root-certificates")[0]) + "--insecure"
+        for name, line in (("unknown", unknown), ("bare", bare)):
+            shell.start(name, line.replace("demo/nodes/simple-1 ", f"{name}-home ") + " --max-retries 2")
+        for name in ("unknown", "bare"):
+            assert shell.running[name].wait(240) != 0
+        assert "SuperNode ID" not in shell.log("unknown") + shell.log("bare")
+        listed = shell.run("FLWR_HOME=demo/flower flwr supernode list fleet --format json").stdout
+        assert listed.count('"node-id"') == 2, listed
+
+    def test_a_node_killed_in_mid_round_comes_back(self, shell: Shell) -> None:
+        """Its rounds go on without it; restarted from a loop, as a service would be, it is the same device again."""
+        run, app = shell.cwd / "run", shell.cwd / "demo" / "fleet_app" / "apps.py"
+        app.write_text(app.read_text() + HOLDING.format(here=shell.cwd))
+        in_training, waiting = shell.cwd / "hold-complex-2", shell.cwd / "hold-simple-3"
+        in_training.touch()
+        waiting.touch()
+        small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline=50"
+        shell.start("run", f"{shell.line('fedhen fleet run')} --rounds 4 --out run --quiet {small}")
+        wait_for((shell.cwd / "held-complex-2").exists)
+        before = numbers_in(shell.log("complex-1"))
+        # The shell, the node and its client.
+        for pid in find_marked(shell.mark):
+            with suppress(OSError):
+                if b"complex-1" in Path(f"/proc/{pid}/environ").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+        in_training.unlink()
+        node = shell.line('tier="complex"')
+        shell.start("complex-1", f"until false; do {node}; sleep 1; done")
+        # Flower takes it back when it has missed the old one's heartbeats for up to 60 s; round 3 lasts until then.
+        wait_for(lambda: len(numbers_in(shell.log("complex-1"))) > len(before))
+        waiting.unlink()
+        assert shell.running["run"].wait(240) == 0, shell.log("run")
+        first, second, _, last = read_run(run).rounds
+        # At the deadline it is late; it has failed if Flower has given it up before.
+        assert [1] in (second.get("late"), second.get("failed")) and not {"late", "failed"} & {*first, *last}
+        assert {*numbers_in(shell.log("complex-1"))} == {*before}
+
+
+def test_fleet_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Interrupted with Ctrl-C in mid-run: every process is gone, and the exit code is a shell's for it."""
+    mark = f"up-{os.getpid()}-{time.monotonic_ns()}"
+    small = [word for change in SMALL for word in ("--set", change)]
+    command = [sys.executable, "-m", "fedhen", "fleet", "up", "--simple", "1", "--complex", "1", *small, "--out", "run"]
+    environment = {**os.environ, "FEDHEN_TEST": mark}
+    with (
+        (tmp_path / "said").open("wb") as said,
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=said) as up,
+    ):
+        try:
+            wait_for(lambda: (tmp_path / "run" / "fleet.json").is_file())
+            assert len(with_variable(mark)) > 4
+            up.send_signal(signal.SIGINT)
+            assert up.wait(240) == 130
+        finally:
+            up.kill()
+    assert with_variable(mark) == []
+    for phase in ("starting the SuperLink", "starting 2 nodes", "waits for its nodes"):
+        assert phase in (tmp_path / "said").read_text()
+
+
+def with_variable(mark: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"FEDHEN_TEST={mark}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_fleet_that_is_not_there(tmp_path: Path) -> None:
+    done = fedhen("fleet", "run", ".", cwd=tmp_path)
+    assert done.returncode == 2 and "fedhen fleet init" in done.stderr
+    made = fedhen("fleet", "init", "demo", "--address", f"127.0.0.1:{free_port()}", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    done = fedhen("fleet", "run", "demo", cwd=tmp_path)
+    assert done.returncode == 2 and "no SuperLink answers" in done.stderr
+    assert fedhen("fleet", "init", "demo", cwd=tmp_path).returncode == 2
