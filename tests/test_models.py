@@ -297,7 +297,7 @@ def test_pools_must_hold_every_tier_once() -> None:
 
 
 def test_statistics_that_may_be_averaged_count_as_trained() -> None:
-    """Under NoSide, `server.untrained = skip` leaves out the exit, not the running means of the layers below."""
+    """Under NoSide, `server.untrained_weights = skip` leaves out the exit, not the layers' running means."""
     family = Family(
         {"simple": lambda: Net(norm=True), "complex": lambda: Net(norm=True, exits=2)}, average_buffers=True
     )

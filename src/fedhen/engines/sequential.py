@@ -136,8 +136,8 @@ class SequentialDevices:
         return partial(mask_logits, present=self.fleet.data.present(device))
 
     def rows(self, device: int, weights: Weights) -> dict[str, Tensor]:
-        """With `server.label_rows`, the output rows of the classes that the device holds."""
-        if not self.fleet.config.server.label_rows:
+        """With `server.rows_by_class`, the output rows of the classes that the device holds."""
+        if not self.fleet.config.server.rows_by_class:
             return {}
         return {name: self.fleet.data.present(device) for name in weights if name in self.fleet.family.outputs}
 
