@@ -1,6 +1,6 @@
 """What a round costs as the fleet grows: seconds and peak memory for 100 and 10,000 devices, the same 50 local steps.
 
-    python benchmarks/memory.py [--accelerator cuda] [--devices 100,10000] [--rows auto] [--recipe digits] [--json FILE]
+    python benchmarks/memory.py [--accelerator cuda] [--devices 100,10000] [--storage auto] [--recipe NAME] [--json F]
     python benchmarks/memory.py --devices 100 --workers 1,2,8
 
 Every fleet runs in a process of its own. Its peak is that of the process and its workers together, memory that they
@@ -42,7 +42,7 @@ def measured(options: argparse.Namespace, devices: int, workers: int) -> dict[st
         devices=replace(recipe.devices, number=devices, active=10),
         training=replace(recipe.training, epochs=EPOCHS, batch_size=EXAMPLES),
         evaluation=replace(recipe.evaluation, every=options.rounds),
-        runtime=replace(recipe.runtime, rows=options.rows, engine=options.engine, workers=workers),
+        runtime=replace(recipe.runtime, storage=options.storage, engine=options.engine, workers=workers),
     )
     data = sources.load_data(config.data, data_root(options.data_dir), config.seed)
     stream = seeds.stream(config.seed, "split")
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--devices", default="100,10000")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--recipe", default="digits")
-    parser.add_argument("--rows", default="auto")
+    parser.add_argument("--storage", default="auto")
     parser.add_argument("--engine", default="fast")
     parser.add_argument("--accelerator", default="cpu")
     parser.add_argument("--data-dir", type=Path)

@@ -20,6 +20,19 @@ TierModels = dict[str, Weights]
 Shapes = dict[str, tuple[int, ...]]
 NO_ROWS: Mapping[str, Tensor] = {}
 """Nothing is restricted to some of its rows."""
+SAFETENSORS_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The names that a safetensors file gives to the types of tensors."""
 
 
 def take_corner(tensor: Tensor, shape: Iterable[int]) -> Tensor:

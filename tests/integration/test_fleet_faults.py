@@ -122,7 +122,7 @@ def test_an_answer_that_is_dropped_does_not_end_the_round(tmp_path: Path) -> Non
             mine = {number for number in numbers if self.replies[number].metadata.src_node_id == 1000}
             return super().pull_messages([n for n in numbers if n in mine or self.looks[n] > 2])
 
-    chosen = config("fedhen", "plain", "rounds=1", "devices.active=6", "fleet.enough=1")
+    chosen = config("fedhen", "plain", "rounds=1", "devices.active=6", "fleet.answers=1")
     inside = First(grid(assign_tiers(chosen), tmp_path / "nodes").nodes)
     inside.nodes[1000].app = spoiling(nan)
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
@@ -139,7 +139,9 @@ def test_an_order_that_was_long_under_way_costs_no_later_memory(tmp_path: Path) 
 
 def test_one_node_is_one_device(tmp_path: Path) -> None:
     """A device that claims the name of another, which is gone when the server comes back, stays what it was."""
-    chosen = config("fedhen", "plain", "devices.active=6", "rounds=2", "fleet.deadline=0.2", "fleet.wait=0.2")
+    chosen = config(
+        "fedhen", "plain", "devices.active=6", "rounds=2", "fleet.deadline_seconds=0.2", "fleet.wait_seconds=0.2"
+    )
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in range(6):
         inside.nodes[1000 - 7 * device].config["name"] = f"device {device}"
@@ -151,7 +153,7 @@ def test_one_node_is_one_device(tmp_path: Path) -> None:
 
 
 def test_a_node_of_another_tier_is_not_waited_with(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain", "fleet.wait=0.2")
+    chosen = config("fedhen", "plain", "fleet.wait_seconds=0.2")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000].config["tier"] = "Simple"
     with pytest.raises(UserError, match=r"5 of 6 devices have connected .*others are of tier Simple"):
@@ -160,7 +162,7 @@ def test_a_node_of_another_tier_is_not_waited_with(tmp_path: Path) -> None:
 
 def test_a_fleet_of_which_a_third_vanishes_each_round_finishes(tmp_path: Path) -> None:
     """Each round other ones: the server has what a simulation of the others has, SCAFFOLD's memories included."""
-    chosen = config("fedhen", "scaffold", "devices.active=6", "fleet.deadline=0.2", "rounds=4")
+    chosen = config("fedhen", "scaffold", "devices.active=6", "fleet.deadline_seconds=0.2", "rounds=4")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in range(6):
         node = inside.nodes[1000 - 7 * device]
@@ -174,7 +176,7 @@ def test_a_fleet_of_which_a_third_vanishes_each_round_finishes(tmp_path: Path) -
 
 def test_more_are_asked_than_are_needed(tmp_path: Path) -> None:
     """Four are wanted and two more are asked: two that do not answer are not waited for."""
-    chosen = config("fedhen", "plain", "fleet.extra=2", "fleet.deadline=600", "rounds=1")
+    chosen = config("fedhen", "plain", "fleet.spare_devices=2", "fleet.deadline_seconds=600", "rounds=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
@@ -184,7 +186,7 @@ def test_more_are_asked_than_are_needed(tmp_path: Path) -> None:
 
 def test_enough_answers_end_a_round(tmp_path: Path) -> None:
     """Long before the deadline; those that have answered by then all count."""
-    chosen = config("fedhen", "plain", "fleet.enough=3", "fleet.deadline=600", "devices.active=6", "rounds=1")
+    chosen = config("fedhen", "plain", "fleet.answers=3", "fleet.deadline_seconds=600", "devices.active=6", "rounds=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
@@ -203,7 +205,7 @@ def test_a_device_that_is_not_connected_has_a_stand_in(tmp_path: Path) -> None:
 
 
 def test_no_one_answers_for_three_rounds(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain", "rounds=9", "fleet.deadline=0.05")
+    chosen = config("fedhen", "plain", "rounds=9", "fleet.deadline_seconds=0.05")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for node in inside.nodes.values():
         node.silent = lambda group: bool(group)
@@ -286,7 +288,7 @@ def test_an_app_brings_its_own_models_and_data(tmp_path: Path) -> None:
         return torch.randn(20, 6, generator=made), torch.randint(0, 3, (20,), generator=made)
 
     own = App(training_data, inputs=(6,), classes=3, family=two_exits())
-    chosen = config("fedhen", "scaffold", "evaluation.devices=false", "fleet.wait=1")
+    chosen = config("fedhen", "scaffold", "evaluation.devices=false", "fleet.wait_seconds=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", own)
     for _ in play(inside, own, Job(chosen, tmp_path / "own", poll=0.0)):
         pass
@@ -325,7 +327,7 @@ def test_the_recorded_bytes_are_those_that_travel(local: str, tmp_path: Path) ->
 
 
 def test_a_fleet_that_does_not_come_together_says_who_is_missing(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain", "fleet.wait=0.1")
+    chosen = config("fedhen", "plain", "fleet.wait_seconds=0.1")
     inside = grid(assign_tiers(chosen)[:4], tmp_path / "nodes")
     with pytest.raises(UserError, match="4 of 6 devices have connected"):
         played(inside, chosen, tmp_path / "fleet")

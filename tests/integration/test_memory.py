@@ -91,7 +91,7 @@ def test_without_the_devices_average_nothing_is_kept_for_it(tmp_path: Path) -> N
 def test_the_place_of_the_rows_changes_no_byte(local: str, tmp_path: Path) -> None:
     found = []
     for rows in ("accelerator", "host", "disk", "auto"):
-        run = experiment(10, rounds=6, local={"name": local}, runtime={"rows": rows, "rows_dir": str(tmp_path)})
+        run = experiment(10, rounds=6, local={"name": local}, runtime={"storage": rows, "storage_dir": str(tmp_path)})
         records = [step.record for step in run.play()]
         found.append((records, {k: {t: pack(w).tolist() for t, w in m.items()} for k, m in run.models().items()}))
     assert all(each == found[0] for each in found)
@@ -119,7 +119,7 @@ def test_rows_on_disk_leave_nothing_behind(fails: bool, tmp_path: Path) -> None:
             raise RuntimeError("a user's own function")
         return [0, 9]
 
-    run = experiment(10, runtime={"rows": "disk", "rows_dir": str(tmp_path)})
+    run = experiment(10, runtime={"storage": "disk", "storage_dir": str(tmp_path)})
     run.activate = activate
     steps = run.play()
     next(steps), next(steps)
@@ -136,9 +136,9 @@ def test_rows_on_disk_leave_nothing_behind(fails: bool, tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_and_a_full_disk_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no folder"):
-        experiment(10, runtime={"rows_dir": str(tmp_path / "none")})
+        experiment(10, runtime={"storage_dir": str(tmp_path / "none")})
     shelf = StateStore(OnDisk("/dev/null", CPU))
-    with pytest.raises(UserError, match=r"cannot keep the devices' models in /dev/null: .*; set runtime.rows_dir"):
+    with pytest.raises(UserError, match=r"cannot keep the devices' models in /dev/null: .*; set runtime.storage_dir"):
         shelf[0] = {"w": torch.ones(3)}
 
 
@@ -198,7 +198,7 @@ def peak(devices, active, rounds, rows):
     config = validation.from_mapping({
         "rounds": rounds, "tiers": {"all": 1.0}, "devices": {"number": devices, "active": active},
         "model": {"family": "python"}, "training": {"epochs": 1}, "evaluation": {"every": rounds},
-        "runtime": {"rows": rows, "engine": "plain"},
+        "runtime": {"storage": rows, "engine": "plain"},
     })
     experiment = build_experiment(config, data=data, family=fedhen.Family({"all": Wide}), accelerator="cpu")
     for step in experiment.play():

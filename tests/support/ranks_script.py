@@ -94,7 +94,7 @@ def errors(folder: Path) -> int:
         # As on a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
     small = ["--set", "devices.number=4", "--set", "devices.active=4", "--set", "data.limit=60"]
-    on_disk = ["--set", "runtime.rows=disk", "--set", f"runtime.rows_dir={folder}"]
+    on_disk = ["--set", "runtime.storage=disk", "--set", f"runtime.storage_dir={folder}"]
     return main(["run", "digits", "--rounds", "1", "--quiet", "--out", str(folder / "none"), *small, *on_disk])
 
 

@@ -12,7 +12,7 @@ SMALL = {
     "checkpoint.rounds": "2",
 }
 KINDS = {
-    "plain": {"checkpoint.rounds": "1", "runtime.rows": "disk"},
+    "plain": {"checkpoint.rounds": "1", "runtime.storage": "disk"},
     "scaffold": {"local.name": "scaffold", "checkpoint.rounds": "3", "runtime.engine": "fast"},
     "by loss": {"devices.sampling": "loss", "evaluation.every": "3"},
 }

@@ -36,7 +36,7 @@ TESTS = Path(__file__).parent.parent
 NODES = {"simple": 1, "complex": 1}
 SMALL = [
     *("data.limit=80", "training.epochs=1", "model.widths=[4, 4, 8, 8]", "evaluation.every=1"),
-    *("runtime.engine=plain", "checkpoint.rounds=1", "fleet.deadline=120"),
+    *("runtime.engine=plain", "checkpoint.rounds=1", "fleet.deadline_seconds=120"),
 ]
 SPOILED_APP = """
 from fedhen.fleet.app import recipe_app
@@ -293,7 +293,7 @@ class TestSecure:
         in_training, waiting = shell.cwd / "hold-complex-2", shell.cwd / "hold-simple-3"
         in_training.touch()
         waiting.touch()
-        small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline=50"
+        small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline_seconds=50"
         shell.start("run", f"{shell.line('fedhen fleet run')} --rounds 4 --out run --quiet {small}")
         wait_for((shell.cwd / "held-complex-2").exists)
         before = numbers_in(shell.log("complex-1"))

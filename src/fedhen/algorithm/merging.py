@@ -48,7 +48,7 @@ def merge(
 
 def select_contribution(update: Update, rule: ServerConfig) -> Weights:
     """The part of an update that enters the average."""
-    if rule.untrained == "average":
+    if rule.untrained_weights == "average":
         return update.weights
     return {name: tensor for name, tensor in update.weights.items() if name in update.trained}
 

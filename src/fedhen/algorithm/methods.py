@@ -61,7 +61,7 @@ def heterofl_settings(config: Config) -> Mapping[str, Any]:
     return {
         "model": {"nesting": "width", "scaler": True},
         "training": {"masked_loss": True},
-        "server": {"label_rows": True},
+        "server": {"rows_by_class": True},
     }
 
 

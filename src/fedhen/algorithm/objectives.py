@@ -77,17 +77,17 @@ def configure_objective(objective: Objective, exits: tuple[str, ...], config: Ob
     if isinstance(objective, SumOfExits):
         if objective.chosen != slice(None) and config != ObjectiveConfig():
             raise UserError(
-                "objective.weights and objective.distillation need a method that reads several exits, like fedhen"
+                "objective.exit_weights and objective.distillation need a method that reads several exits, like fedhen"
             )
         return replace(
             objective,
             exits=exits,
-            weights=dict(config.weights),
+            weights=dict(config.exit_weights),
             distillation=config.distillation,
             temperature=config.temperature,
         )
     if config != ObjectiveConfig():
         raise UserError(
-            "objective.weights and objective.distillation need a sum of exits: this method brings its own objective"
+            "objective.exit_weights and objective.distillation need a sum of exits: this method has its own objective"
         )
     return objective

@@ -25,7 +25,7 @@ METHODS_HELP = "fedhen, noside, decouple, side-apart, heterofl, fedavg, or your 
 COMBINED = """\
 
 What can be combined: any method with any --local (plain, fedprox, scaffold, feddyn) on any tiers; a nest by depth, by
-width or by both (--set model.nesting=width); exit weights and distillation (--set objective.weights.simple=0.5,
+width or by both (--set model.nesting=width); exit weights and distillation (--set objective.exit_weights.simple=0.5,
 --set objective.distillation=0.1) with methods that sum over exits. heterofl brings its width nest along.
 """
 

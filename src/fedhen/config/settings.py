@@ -120,18 +120,18 @@ class ServerConfig:
     weighting: Literal["plain", "samples"] = setting(
         "plain", "plain: every active device counts the same; samples: by its images"
     )
-    untrained: Literal["average", "skip"] = setting(
+    untrained_weights: Literal["average", "skip"] = setting(
         "average",
         "a weight that a device holds and does not train (NoSide's exit on complex devices): averaged, or left out",
     )
-    label_rows: bool = setting(False, "average an output row over the devices that hold its class (HeteroFL)")
+    rows_by_class: bool = setting(False, "average an output row over the devices that hold its class (HeteroFL)")
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """Options of an objective that is a sum over exits."""
 
-    weights: dict[str, float] = setting(
+    exit_weights: dict[str, float] = setting(
         {}, "weight of nested exits in the loss, 1 where not named; 0 leaves one out; a model's own exit counts 1"
     )
     distillation: float = setting(
@@ -180,12 +180,12 @@ class RuntimeConfig:
         "auto",
         "of products in training and scoring, over weights in full precision; auto: bf16 on a GPU, fp32 on a CPU",
     )
-    rows: Literal["auto", "accelerator", "host", "disk"] = setting(
+    storage: Literal["auto", "accelerator", "host", "disk"] = setting(
         "auto",
         "where devices' last models and memories are kept; auto: on the accelerator if those of all devices fit a "
         "quarter of its free memory, else on the host if they fit half of its own, else on disk",
     )
-    rows_dir: str = setting("", "folder for those on disk; empty: the system's temporary folder")
+    storage_dir: str = setting("", "folder for those on disk; empty: the system's temporary folder")
     threads: int = setting(
         1,
         "torch threads of each worker; 0: as many as there are cores, so that there is one worker",
@@ -198,10 +198,14 @@ class RuntimeConfig:
 class FleetConfig:
     """How the server of a real fleet waits for its devices; simulations do not read it."""
 
-    deadline: float = setting(600.0, "seconds after which a round ends without the devices that are late", above=0)
-    enough: int = setting(0, "answers that end a round; 0: all but the extra ones", least=0)
-    extra: int = setting(0, "devices that are asked beyond `devices.active`, since some will not answer", least=0)
-    wait: float = setting(300.0, "seconds to wait for the fleet's devices before the first round", above=0)
+    deadline_seconds: float = setting(
+        600.0, "seconds after which a round ends without the devices that are late", above=0
+    )
+    answers: int = setting(0, "answers that end a round; 0: all but those of the spare devices", least=0)
+    spare_devices: int = setting(
+        0, "devices that are asked beyond `devices.active`, since some will not answer", least=0
+    )
+    wait_seconds: float = setting(300.0, "seconds to wait for the fleet's devices before the first round", above=0)
 
 
 @dataclass(frozen=True)
@@ -254,8 +258,8 @@ class Config:
             # They become names of folders and files.
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
                 raise UserError(f"{name!r} cannot be a name here: use letters, digits, '_', '-' and '.'")
-        if any(weight < 0 for weight in self.objective.weights.values()):
-            raise UserError("objective.weights must not be negative")
+        if any(weight < 0 for weight in self.objective.exit_weights.values()):
+            raise UserError("objective.exit_weights must not be negative")
         if self.devices.active > self.devices.number:
             raise UserError(
                 f"devices.active={self.devices.active} is more than devices.number={self.devices.number}: lower it"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.config.settings import Config
-from fedhen.config.validation import from_mapping
+from fedhen.config.validation import from_mapping, rename_settings
 from fedhen.errors import UserError
 from fedhen.fileio import untrusted
 
@@ -47,14 +47,14 @@ def read_toml(path: Path, base: Config | None = None) -> Config:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not TOML: {untrusted.describe_error(error)}") from None
     try:
-        return from_mapping(values, base)
+        return from_mapping(rename_settings(values), base)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
 def parse_toml(text: str) -> Config:
     """The configuration that `to_toml` has written."""
-    return from_mapping(tomllib.loads(text))
+    return from_mapping(rename_settings(tomllib.loads(text)))
 
 
 def apply_settings(config: Config, assignments: Iterable[str]) -> Config:

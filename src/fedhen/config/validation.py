@@ -15,6 +15,33 @@ from fedhen.errors import UserError, unknown_name
 
 LARGEST = 2**63 - 1
 """The largest whole number that arrays can hold."""
+RENAMED = {
+    "objective.weights": "objective.exit_weights",
+    "server.untrained": "server.untrained_weights",
+    "server.label_rows": "server.rows_by_class",
+    "runtime.rows": "runtime.storage",
+    "runtime.rows_dir": "runtime.storage_dir",
+    "fleet.deadline": "fleet.deadline_seconds",
+    "fleet.enough": "fleet.answers",
+    "fleet.extra": "fleet.spare_devices",
+    "fleet.wait": "fleet.wait_seconds",
+}
+"""Old -> new names of settings: files may use either, everything else only the new ones."""
+
+
+def rename_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration that was read from a file with the new names of its settings.
+
+    An old name stays where it is, and is refused later, if the file has the new one too.
+    """
+    renamed = dict(tree)
+    for old, new in RENAMED.items():
+        section, _, name = old.partition(".")
+        new_name = new.partition(".")[2]
+        values = renamed.get(section)
+        if isinstance(values, Mapping) and name in values and new_name not in values:
+            renamed[section] = {new_name if key == name else key: value for key, value in values.items()}
+    return renamed
 
 
 def list_settings(section: type | None = None, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
@@ -32,6 +59,7 @@ def flatten_config(tree: Mapping[str, Any]) -> dict[str, Any]:
     What the configuration does not say is at its default: a setting that came after it was written changes nothing.
     What no setting explains is kept under its own key.
     """
+    tree = rename_settings(tree)
     usual = json.loads(json.dumps(dataclasses.asdict(Config())))
     found = {key: _at(tree, key, _at(usual, key)) for key, _ in list_settings()}
     return found | {
@@ -86,6 +114,8 @@ def _section(section: type, values: Any, base: Any, prefix: str) -> Any:
 
 def _unknown_setting(key: str, here: list[str]) -> UserError:
     """With the setting of that name in another section, if there is one."""
+    if key in RENAMED:
+        return UserError(f"{key} is now {RENAMED[key]}")
     elsewhere = [full for full, _ in list_settings() if full.rpartition(".")[2] == key.rpartition(".")[2]]
     if elsewhere:
         return UserError(f"unknown setting {key!r}: did you mean {elsewhere[0]!r}?")

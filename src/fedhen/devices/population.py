@@ -72,8 +72,8 @@ def make_population(
     tiers = tuple(config.tiers)
     if tiers != tuple(tier for tier in family.tiers if tier in tiers):
         raise UserError(f"tiers names {', '.join(tiers)}, but the family has, in this order, {', '.join(family.tiers)}")
-    if config.server.label_rows and not family.outputs:
-        raise UserError("server.label_rows needs a family that names its outputs: Family(..., outputs=...)")
+    if config.server.rows_by_class and not family.outputs:
+        raise UserError("server.rows_by_class needs a family that names its outputs: Family(..., outputs=...)")
     with seeds.randomness(config.seed, "initial weights"):
         data = data.in_type_of(family.build(tiers[-1]))
     if config.data.augmentation != "none" and len(data.shape) != 3:
@@ -83,9 +83,9 @@ def make_population(
     batch = data.inputs(data.x[:2]), data.y[:2]
     if not checked:
         family.check(batch[0].cpu(), data.classes)
-    for name in config.objective.weights:
+    for name in config.objective.exit_weights:
         if name not in family.tiers:
-            raise unknown_name("exit in objective.weights", name, family.tiers)
+            raise unknown_name("exit in objective.exit_weights", name, family.tiers)
     objectives = {tier: configure_objective(method.objective, family.exits(tier), config.objective) for tier in tiers}
     return Population(
         config=config,

@@ -184,7 +184,7 @@ class OnDisk:
         except OSError as error:
             where = self.folder or tempfile.gettempdir()
             raise UserError(
-                f"cannot keep the devices' models in {where}: {error.strerror}; set runtime.rows_dir"
+                f"cannot keep the devices' models in {where}: {error.strerror}; set runtime.storage_dir"
             ) from None
 
     def read(self, key: int) -> Tensor:
@@ -213,14 +213,14 @@ class OnDisk:
 
 def make_stores(runtime: RuntimeConfig, accelerator: torch.device, needed: int) -> Callable[[], StateStore]:
     """New shelves as configured; `needed` is how many bytes all devices together would put on all of them."""
-    if runtime.rows_dir and not Path(runtime.rows_dir).is_dir():
-        raise UserError(f"runtime.rows_dir={runtime.rows_dir} is no folder: make it, or name another")
+    if runtime.storage_dir and not Path(runtime.storage_dir).is_dir():
+        raise UserError(f"runtime.storage_dir={runtime.storage_dir} is no folder: make it, or name another")
     near = free_memory(accelerator), free_memory(torch.device("cpu"))
-    where = choose_storage(needed, *near) if runtime.rows == "auto" else runtime.rows
+    where = choose_storage(needed, *near) if runtime.storage == "auto" else runtime.storage
     storages: dict[str, Callable[[], Storage]] = {
         "accelerator": lambda: InMemory(accelerator, accelerator),
         "host": lambda: InMemory(torch.device("cpu"), accelerator),
-        "disk": lambda: OnDisk(runtime.rows_dir, accelerator),
+        "disk": lambda: OnDisk(runtime.storage_dir, accelerator),
     }
     return lambda: StateStore(storages[where]())
 

@@ -143,8 +143,8 @@ class SequentialDevices:
         return partial(mask_logits, present=self.population.data.present(device))
 
     def label_rows(self, device: int, weights: Weights) -> dict[str, Tensor]:
-        """With `server.label_rows`, the output rows of the classes that the device holds."""
-        if not self.population.config.server.label_rows:
+        """With `server.rows_by_class`, the output rows of the classes that the device holds."""
+        if not self.population.config.server.rows_by_class:
             return {}
         return {
             name: self.population.data.present(device) for name in weights if name in self.population.family.outputs

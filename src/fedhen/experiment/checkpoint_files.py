@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedhen.fileio.atomic import PART, replace_file, sync_folder
+from fedhen.params import SAFETENSORS_TYPES
 
 FOLDER = "checkpoints"
 FORMAT = 1
@@ -35,18 +36,6 @@ SPARE = 2**16
 """Bytes that a checkpoint leaves free."""
 LONGEST_MANIFEST = 64 * 2**20
 """Bytes; a larger file is no manifest."""
-SAFETENSORS_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class DamagedCheckpoint(Exception):

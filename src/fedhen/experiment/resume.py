@@ -24,8 +24,8 @@ from fedhen.runs.reader import read_run
 from fedhen.runs.writer import RunWriter, read_whole_lines
 
 FREE = (
-    *("rounds", "runtime.workers", "runtime.rows", "runtime.rows_dir", "checkpoint.minutes", "checkpoint.rounds"),
-    *("fleet.deadline", "fleet.enough", "fleet.extra", "fleet.wait"),
+    *("rounds", "runtime.workers", "runtime.storage", "runtime.storage_dir", "checkpoint.minutes", "checkpoint.rounds"),
+    *("fleet.deadline_seconds", "fleet.answers", "fleet.spare_devices", "fleet.wait_seconds"),
 )
 """Settings that may change from one part of a run to the next: no number that is played depends on them."""
 
@@ -63,6 +63,7 @@ def check_same_settings(config: Config, before: Mapping[str, Any], whose: str) -
     """Refuse to go on with other settings than before; one that was not known then is taken for its default."""
     if not isinstance(before, Mapping) or "rounds" not in before:
         raise TypeError(f"{whose} has no configuration")
+    before = {validation.RENAMED.get(key, key): value for key, value in before.items()}
     now, before = flatten_settings(config), {**flatten_settings(Config()), **before}
     changed = [
         f"{key} is {json.dumps(now.get(key))}, was {json.dumps(before.get(key))}"

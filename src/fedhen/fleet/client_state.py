@@ -17,10 +17,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedhen.errors import UserError
-from fedhen.experiment.checkpoint_files import SAFETENSORS_TYPES
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import replace_file
-from fedhen.params import Weights
+from fedhen.params import SAFETENSORS_TYPES, Weights
 
 RUNS_KEPT = 2
 """Of so many runs the memory is kept: the one that is played, and the one before."""

@@ -40,7 +40,7 @@ class FleetDevices:
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15: ask the active devices, until enough have answered or the time is up."""
-        end = time.monotonic() + self.fleet.config.fleet.deadline
+        end = time.monotonic() + self.fleet.config.fleet.deadline_seconds
         mail: Messages[int] = Messages(self.roster.grid)
         self.roster.look()
         there = [device for device in active if self.roster.node_of(device) is not None]
@@ -62,12 +62,13 @@ class FleetDevices:
             self.roster.look()
         # Their answers, should they still come, are not looked at.
         for device in mail.forget():
-            yield Failure(device, "it had not answered when the round ended (fleet.deadline, fleet.enough)", late=True)
+            ended = "it had not answered when the round ended (fleet.deadline_seconds, fleet.answers)"
+            yield Failure(device, ended, late=True)
 
     def enough(self, active: int) -> int:
         """How many answers end a round."""
         fleet = self.fleet.config.fleet
-        return min(active, fleet.enough or max(1, active - fleet.extra))
+        return min(active, fleet.answers or max(1, active - fleet.spare_devices))
 
     def someone(self, mail: Messages[int]) -> bool:
         """Whether anyone that is waited for is still connected."""
@@ -94,7 +95,7 @@ class FleetDevices:
                 config=text,
             )
             content = protocol.pack_order(order, models[tier], means[tier])
-            node, ttl = self.roster.members[device].node, config.fleet.deadline + SLACK
+            node, ttl = self.roster.members[device].node, config.fleet.deadline_seconds + SLACK
             found.append((device, Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_number))))
         return found
 
@@ -141,8 +142,8 @@ class FleetDevices:
         return answer.change if local.infer_change is None else local.infer_change(trained, answer.weights)
 
     def rows(self, answer: Answer) -> dict[str, Tensor]:
-        """With `server.label_rows`, the output rows of the classes that the device holds."""
-        if not self.fleet.config.server.label_rows:
+        """With `server.rows_by_class`, the output rows of the classes that the device holds."""
+        if not self.fleet.config.server.rows_by_class:
             return {}
         data = self.fleet.data
         held = torch.zeros(data.classes, dtype=torch.bool, device=data.y.device)

@@ -114,7 +114,7 @@ class Membership:
                 others = f" (others are of tier {', '.join(strange)}, which the run does not have)" if strange else ""
                 raise UserError(
                     f"{found} of {number} devices have connected after {seconds:g} s{others}: start the others, "
-                    "raise fleet.wait or lower devices.number"
+                    "raise fleet.wait_seconds or lower devices.number"
                 )
             time.sleep(0.5)
 

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from fedhen.algorithm.failures import MAX_ERROR_LENGTH
 from fedhen.errors import one_line
-from fedhen.experiment.checkpoint_files import SAFETENSORS_TYPES
 from fedhen.fileio import untrusted
-from fedhen.params import Weights, count_bytes, is_finite
+from fedhen.params import SAFETENSORS_TYPES, Weights, count_bytes, is_finite
 
 FORMAT = 1
 WEIGHTS, SAFETENSORS = "weights", "safetensors"

@@ -60,7 +60,7 @@ def gather_fleet(grid: Grid, job: Job) -> tuple[Membership, Config]:
     """The fleet of a new run: the nodes that are connected once there are enough."""
     config = save_each_round(job.config)
     roster = Membership(grid, toml.to_toml(config))
-    roster.wait(config.devices.number, config.fleet.wait, tuple(config.tiers))
+    roster.wait(config.devices.number, config.fleet.wait_seconds, tuple(config.tiers))
     roster.settle(tuple(config.tiers))
     job.folder.mkdir(parents=True, exist_ok=True)
     roster.save(job.folder, job.flower)
@@ -72,7 +72,7 @@ def reopen_fleet(grid: Grid, job: Job) -> tuple[Membership, Config]:
     before = toml.read_toml(job.folder / CONFIG)
     config = replace(before, rounds=max(before.rounds, job.config.rounds), fleet=job.config.fleet)
     roster = rosters.read_membership(job.folder, grid, config)
-    roster.wait(config.devices.active, config.fleet.wait)
+    roster.wait(config.devices.active, config.fleet.wait_seconds)
     roster.save(job.folder, job.flower)
     return roster, config
 
@@ -99,7 +99,7 @@ def build_fleet_experiment(app: App, roster: Membership, job: Job) -> Experiment
             FleetDevices(start.plain.population, roster, find_merged_rounds(job.folder), job.poll), start.scoring
         )
 
-    more = min(config.devices.number, config.devices.active + config.fleet.extra)
+    more = min(config.devices.number, config.devices.active + config.fleet.spare_devices)
     draw = make_sampler(replace(config.devices, active=more), config.seed)
     return build.start_experiment(fleet, activate=make_fleet_sampler(draw, roster, config.seed), engine=engine)
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 OUT_OF_MEMORY = (
-    "out of memory: lower training.batch_size, devices.active or evaluation.batch_size, or set runtime.rows=host"
+    "out of memory: lower training.batch_size, devices.active or evaluation.batch_size, or set runtime.storage=host"
 )
 
 

@@ -16,6 +16,7 @@ from fedhen.errors import UserError
 from fedhen.hardware.memory import free_memory
 from fedhen.models.exits import Exits
 from fedhen.models.family import Family
+from fedhen.models.pooling import MixPool
 from fedhen.params import take_corner
 
 MOST_BLOCKS = 1000
@@ -222,24 +223,6 @@ class Block(nn.Module):
 def scaled(x: Tensor, scale: float, training: bool) -> Tensor:
     """HeteroFL's scaler: in training, divided by the share of the channels."""
     return x / scale if training and scale != 1 else x
-
-
-class MixPool(nn.Module):
-    """α·max + (1 − α)·average over windows, with one learned α, not squashed (Lee et al. 2016, Kaya et al. 2019)."""
-
-    def __init__(self, size: int, outputs: int, mix: float | str) -> None:
-        super().__init__()
-        self.kernel = size // outputs
-        self.alpha = nn.Parameter(torch.rand(()) if mix == "uniform" else torch.tensor(float(mix)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Pool to outputs × outputs."""
-        return mixed(x, self.alpha, self.kernel)
-
-
-def mixed(x: Tensor, alpha: Tensor, kernel: int) -> Tensor:
-    """α·max + (1 − α)·average over windows of kernel × kernel."""
-    return alpha * F.max_pool2d(x, kernel) + (1 - alpha) * F.avg_pool2d(x, kernel)
 
 
 class GlobalPool(nn.Module):

@@ -22,7 +22,7 @@ HERO = "fedhen"
 
 BROUGHT = (
     *("method", "method_file", "seed", "tiers", "local"),
-    *("model.nesting", "model.scaler", "training.masked_loss", "server.label_rows"),
+    *("model.nesting", "model.scaler", "training.masked_loss", "server.rows_by_class"),
     *SILENT,
 )
 """Settings and sections in which runs may differ without a word: methods bring them along, or they change no number."""

@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from fedhen.config.validation import rename_settings
 from fedhen.errors import UserError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_mapping, check_number, check_text
@@ -95,7 +96,7 @@ def read_run(folder: Path) -> Run:
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
     try:
-        config = untrusted.read_toml(folder / CONFIG)
+        config = rename_settings(untrusted.read_toml(folder / CONFIG))
         _check_config(config)
         summary, environment = (untrusted.read_json(folder / name) for name in (SUMMARY, ENVIRONMENT))
         blank = Run(folder, config, [], [], summary, environment or {})

@@ -78,7 +78,7 @@ def test_untrained_weights_can_be_left_out_of_the_average() -> None:
     """Complex devices that do not train a (as NoSide's do not train the exit): a = (1 + 3) / 2 over the simple ones."""
     untrained = [update(2, "complex", trained="b", a=8.0, b=20.0), update(3, "complex", trained="b", a=12.0, b=40.0)]
     averaged = merge(server(), SIMPLE + untrained, share_common_weights, ServerConfig())
-    skipped = merge(server(), SIMPLE + untrained, share_common_weights, ServerConfig(untrained="skip"))
+    skipped = merge(server(), SIMPLE + untrained, share_common_weights, ServerConfig(untrained_weights="skip"))
     assert numbers(averaged)["simple"]["a"] == 6.0
     assert numbers(skipped) == {"simple": {"a": 2.0}, "complex": {"a": 2.0, "b": 30.0}}
 

@@ -70,14 +70,14 @@ def test_neutral_settings_change_no_byte() -> None:
     plain = played("fedhen")
     assert same(plain, played("fedhen", "local.name=fedprox", "local.mu=0"))
     assert same(plain, played("fedhen", "objective.distillation=0", "objective.temperature=3"))
-    assert same(plain, played("fedhen", "objective.weights={simple=1.0, complex=1.0}"))
+    assert same(plain, played("fedhen", "objective.exit_weights={simple=1.0, complex=1.0}"))
     assert not same(plain, played("fedhen", "local.name=fedprox", "local.mu=1"))
     assert not same(plain, played("fedhen", "objective.distillation=1"))
 
 
 def test_an_exit_of_weight_0_is_left_out() -> None:
     """FedHeN whose complex devices do not count the simple exit is NoSide: no gradient or decay touches it there."""
-    assert same(played("noside"), played("fedhen", "objective.weights.simple=0"))
+    assert same(played("noside"), played("fedhen", "objective.exit_weights.simple=0"))
 
 
 def test_with_one_tier_the_methods_are_one() -> None:
@@ -90,10 +90,10 @@ def test_with_one_tier_the_methods_are_one() -> None:
 def test_heterofl_at_full_rate_without_its_devices_is_fedavg() -> None:
     """One tier with all channels; masked loss and label rows off. The scaler divides by 1."""
     whole = ["tiers={complex=1.0}", "targets={}"]
-    off = ["training.masked_loss=false", "server.label_rows=false", "model.rates={complex=1.0}"]
+    off = ["training.masked_loss=false", "server.rows_by_class=false", "model.rates={complex=1.0}"]
     fedavg = played("fedavg", *whole, "model.nesting=width", "model.rates={complex=1.0}")
     assert same(fedavg, played("heterofl", *whole, *off))
-    for on in ("training.masked_loss=true", "server.label_rows=true"):
+    for on in ("training.masked_loss=true", "server.rows_by_class=true"):
         assert not same(fedavg, played("heterofl", *whole, *off, on))
 
 
@@ -381,10 +381,10 @@ def test_combinations_from_the_command_line(
         (["--set", "model.rates.simple=2"], "model.rates.simple = 2"),
         (["--method", "noside", "--set", "objective.distillation=0.5"], "need a method that reads several exits"),
         (
-            ["--set", "objective.weights.simpel=0.5"],
-            "unknown exit in objective.weights 'simpel': did you mean 'simple'?",
+            ["--set", "objective.exit_weights.simpel=0.5"],
+            "unknown exit in objective.exit_weights 'simpel': did you mean 'simple'?",
         ),
-        (["--set", "objective.weights.simple=-1"], "objective.weights must not be negative"),
+        (["--set", "objective.exit_weights.simple=-1"], "objective.exit_weights must not be negative"),
         (["--set", "model.nesting=with"], "unknown value of model.nesting 'with': did you mean 'width'?"),
     ):
         assert main(["run", "digits", *arguments]) == 2
@@ -399,4 +399,4 @@ def test_what_cannot_be_combined_says_so() -> None:
     with pytest.raises(fedhen.UserError, match="need a sum of exits"):
         fedhen.train(two_exits(), data, own, devices=fleet, objective={"distillation": 0.1})
     with pytest.raises(fedhen.UserError, match="needs a family that names its outputs"):
-        fedhen.train(two_exits(), data, devices=fleet, server={"label_rows": True})
+        fedhen.train(two_exits(), data, devices=fleet, server={"rows_by_class": True})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +17,10 @@ from hypothesis import strategies as st
 from fedhen.config import toml
 from fedhen.config.recipes import RECIPES, load_recipe, read_recipe_file
 from fedhen.config.settings import Config
-from fedhen.config.validation import from_mapping, list_settings
+from fedhen.config.validation import RENAMED, flatten_config, from_mapping, list_settings
 from fedhen.errors import UserError
+from fedhen.experiment.resume import FREE, check_same_settings, flatten_settings
+from fedhen.runs.reader import read_run
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -135,3 +140,66 @@ def test_wrong_files_get_one_line(tmp_path: Path, text: str, message: str) -> No
 
 def test_every_setting_says_what_it_means() -> None:
     assert all(item.metadata["doc"] for _, item in list_settings())
+
+
+CHANGED: list[tuple[str, Any]] = [
+    ("objective.weights", {"simple": 0.5}),
+    ("server.untrained", "skip"),
+    ("server.label_rows", True),
+    ("runtime.rows", "disk"),
+    ("runtime.rows_dir", "elsewhere"),
+    ("fleet.deadline", 7.0),
+    ("fleet.enough", 3),
+    ("fleet.extra", 2),
+    ("fleet.wait", 9.0),
+]
+"""Every renamed setting by its old name, with a value that is not its default."""
+
+
+@pytest.mark.parametrize(("old", "value"), CHANGED)
+def test_an_old_name_is_read_from_files_and_manifests(old: str, value: Any, tmp_path: Path) -> None:
+    """The file says the same with the old name and with the new one: it is read, compared and resumed alike."""
+    texts = [_text({name: value}) for name in (old, RENAMED[old])]
+    path = tmp_path / "config.toml"
+    for text in texts:
+        path.write_text(text)
+        config = toml.read_toml(path)
+        section, name = RENAMED[old].split(".")
+        assert getattr(getattr(config, section), name) == value
+        assert toml.parse_toml(text) == config == toml.apply_settings(Config(), [f"{RENAMED[old]}={_value(value)}"])
+        assert flatten_config(tomllib.loads(text)) == flatten_settings(config)
+        path.write_text('recipe = "x"\nmethod = "fedhen"\nseed = 0\nrounds = 1\n' + text + "\n[tiers]\nonly = 1.0\n")
+        assert read_run(tmp_path).config[section] == {name: value}
+    before = flatten_settings(config)
+    before[old] = before.pop(RENAMED[old])
+    check_same_settings(config, before, "the checkpoint")
+    if RENAMED[old] not in FREE:
+        with pytest.raises(UserError, match=f"has another configuration: {RENAMED[old]} is .*, was "):
+            check_same_settings(Config(), before, "the checkpoint")
+
+
+@pytest.mark.parametrize(("old", "value"), CHANGED)
+def test_an_old_name_on_the_command_line_or_in_python_names_the_new_one(old: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"^{old} is now {RENAMED[old]}$"):
+        toml.apply_settings(Config(), [f"{old}={_value(value)}"])
+    section, name = old.split(".")
+    with pytest.raises(UserError, match=rf"^{old} is now {RENAMED[old]}$"):
+        from_mapping({section: {name: value}})
+    # A file that has both says two things.
+    path = tmp_path / "both.toml"
+    path.write_text(_text({old: value, RENAMED[old]: value}))
+    with pytest.raises(UserError, match=f"{old} is now {RENAMED[old]}$"):
+        toml.read_toml(path)
+
+
+def test_every_renamed_setting_is_tried() -> None:
+    assert [old for old, _ in CHANGED] == list(RENAMED)
+    assert set(RENAMED.values()) <= {key for key, _ in list_settings()}
+
+
+def _text(settings: Mapping[str, Any]) -> str:
+    return "".join(f"{key} = {_value(value)}\n" for key, value in settings.items())
+
+
+def _value(value: Any) -> str:
+    return "{simple = 0.5}" if isinstance(value, dict) else json.dumps(value)

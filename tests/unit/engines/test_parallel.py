@@ -135,9 +135,9 @@ def test_every_setting_on_devices_of_unequal_size(training: dict[str, Any]) -> N
 
 
 def test_precision_exits_ensemble_and_label_rows() -> None:
-    more = {"objective": {"weights": {"simple": 0.3}, "distillation": 0.5, "temperature": 2.0}}
+    more = {"objective": {"exit_weights": {"simple": 0.3}, "distillation": 0.5, "temperature": 2.0}}
     same_bytes(two_exits(), vectors(), **more, evaluation={"ensemble": True, "batch_size": 7})
-    same_bytes(resnet(), images(), server={"label_rows": True}, split={"kind": "dirichlet", "alpha": 0.3})
+    same_bytes(resnet(), images(), server={"rows_by_class": True}, split={"kind": "dirichlet", "alpha": 0.3})
     same_bytes(resnet(), images(), rounds=2, runtime={"precision": "bf16"})
     same_bytes(resnet(), images(), rounds=2, runtime={"threads": 2})
 

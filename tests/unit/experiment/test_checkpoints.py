@@ -104,7 +104,7 @@ def test_from_python(local: str, rows: str, tmp_path: Path) -> None:
             raise KeyboardInterrupt
         return sorted(range(10), key=lambda device: losses.get(device, 9.0))[:4]
 
-    settings: dict[str, Any] = {"local": {"name": local}, "runtime": {"rows": rows, "rows_dir": str(tmp_path)}}
+    settings: dict[str, Any] = {"local": {"name": local}, "runtime": {"storage": rows, "storage_dir": str(tmp_path)}}
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "cut", activate=activate, **settings)
     expected = train(tmp_path / "whole", activate=activate, **settings)

@@ -91,7 +91,7 @@ def test_exits_come_shallowest_first_and_agree_between_tiers() -> None:
 
 def test_mix_pool_by_hand() -> None:
     """Windows of 2×2 over 0..15: maxima 5 7 13 15, means 2.5 4.5 10.5 12.5; with α = 0.25 a quarter of the first."""
-    from fedhen.models.preact_resnet import MixPool
+    from fedhen.models.pooling import MixPool
 
     pool = MixPool(4, 2, 0.25)
     out = pool(torch.arange(16.0).view(1, 1, 4, 4))
@@ -297,7 +297,7 @@ def test_pools_must_hold_every_tier_once() -> None:
 
 
 def test_statistics_that_may_be_averaged_count_as_trained() -> None:
-    """Under NoSide, `server.untrained = skip` leaves out the exit, not the running means of the layers below."""
+    """Under NoSide, `server.untrained_weights = skip` leaves out the exit, not the layers' running means."""
     family = Family(
         {"simple": lambda: Net(norm=True), "complex": lambda: Net(norm=True, exits=2)}, average_buffers=True
     )

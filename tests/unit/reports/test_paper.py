@@ -314,12 +314,12 @@ def test_a_finished_run_is_the_one_that_is_asked_for_only_if_its_settings_and_se
         replace(config, method="noside"),
         replace(config, rounds=4),
         replace(config, data=replace(config.data, name="cifar100")),
-        replace(config, objective=replace(config.objective, weights={"simple": 0.5})),
+        replace(config, objective=replace(config.objective, exit_weights={"simple": 0.5})),
     ):
         assert not finished([run], other)
     weighted = from_the_paper("cifar10-iid", "fedhen")
-    weighted.config["objective"]["weights"] = {"simple": 0.5}
-    assert any("objective.weights = {'simple': 0.5}" in text for text in find([weighted]).warnings)
+    weighted.config["objective"]["exit_weights"] = {"simple": 0.5}
+    assert any("objective.exit_weights = {'simple': 0.5}" in text for text in find([weighted]).warnings)
     # A run from before there was such a setting has its default.
     older = tomllib.loads(to_toml(config))
     del older["training"]["lr_warmup"]

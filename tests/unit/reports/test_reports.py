@@ -339,8 +339,8 @@ VARIANTS: list[tuple[Sequence[dict[str, Any]], Sequence[str]]] = [
     (({"training": {"batch_size": 8}}, {"training": {"batch_size": 9}}), ("mine", "mine (training.batch_size=9)")),
     # A table of free names is one setting, and may be empty.
     (
-        ({"objective": {"weights": {}}}, {"objective": {"weights": {"simple": 0.5}}}),
-        ("mine", "mine (weights={simple=0.5})"),
+        ({"objective": {"exit_weights": {}}}, {"objective": {"exit_weights": {"simple": 0.5}}}),
+        ("mine", "mine (exit_weights={simple=0.5})"),
     ),
     (LISTS, ("mine", "mine (widths=[4, 4, 8, 8])")),
     # What an older run does not know of is at its default.

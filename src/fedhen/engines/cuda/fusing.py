@@ -18,7 +18,7 @@ from fedhen.engines.cuda.pooling import mix_pool
 from fedhen.engines.equivalence import forms_agree
 from fedhen.errors import one_line
 from fedhen.hardware.memory import is_out_of_memory
-from fedhen.models.preact_resnet import MixPool
+from fedhen.models.pooling import MixPool
 
 RELUS = (torch.relu, functional.relu, "relu")
 SUMS = (operator.add, torch.add)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function
 
-from fedhen.models.preact_resnet import mixed
+from fedhen.models.pooling import mix_pool2d
 
 BLOCK = 256
 
@@ -92,7 +92,7 @@ def mix_pool(x: Tensor, alpha: Tensor, kernel: int) -> Tensor:
     """α·max + (1 − α)·average over windows of kernel × kernel."""
     square = x.dim() == 4 and x.shape[2] == x.shape[3] and x.shape[2] % kernel == 0
     if not (square and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16)):
-        return mixed(x, alpha, kernel)
+        return mix_pool2d(x, alpha, kernel)
     x = x.contiguous(memory_format=torch.channels_last)
     y: Tensor = _MixPool.apply(x, alpha, kernel)
     return y

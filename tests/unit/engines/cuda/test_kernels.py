@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhen.models.preact_resnet import mixed
+from fedhen.models.pooling import mix_pool2d
 
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="Triton is made for Linux alone")
@@ -60,7 +60,7 @@ def test_mix_pooling(size: int, kernel: int) -> None:
     x = torch.relu(images(3, 6, size, size) - 1).requires_grad_()
     alpha = torch.tensor(0.3, device=WHERE, requires_grad=True)
     onto = torch.randn(3, 6, size // kernel, size // kernel, device=WHERE)
-    found, expected = _MixPool.apply(x, alpha, kernel), mixed(x, alpha, kernel)
+    found, expected = _MixPool.apply(x, alpha, kernel), mix_pool2d(x, alpha, kernel)
     assert close(found.detach(), expected.detach(), 1e-6)
     both = (torch.autograd.grad(y, [x, alpha], onto) for y in (found, expected))
     assert all(close(a, b, 1e-5) for a, b in zip(*both, strict=True))
