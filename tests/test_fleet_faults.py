@@ -28,7 +28,7 @@ from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
 from fedhen.fleet.client_state import ClientState
 from fedhen.fleet.protocol import Malformed
-from fedhen.fleet.server import Job, play
+from fedhen.fleet.server import FleetRun, play
 from fedhen.runs.reader import read_run
 from inside import InsideGrid, InsideNode, grid
 from spoiling import (
@@ -55,7 +55,7 @@ from test_fleet import config, fleet, simulated
 
 
 def played(inside: InsideGrid, chosen: Config, folder: Path, resume: bool = False) -> Path:
-    for _ in play(inside, recipe_app(), Job(chosen, folder, resume, poll=0.01)):
+    for _ in play(inside, recipe_app(), FleetRun(chosen, folder, resume, poll=0.01)):
         pass
     return folder
 
@@ -212,7 +212,7 @@ def test_enough_answers_end_a_round(tmp_path: Path) -> None:
 def test_a_device_that_is_not_connected_has_a_stand_in(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "rounds=3")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    steps = play(inside, recipe_app(), Job(chosen, tmp_path / "fleet", poll=0.0))
+    steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
     next(steps)
     gone = [inside.nodes.pop(1000 - 7 * device) for device in (0, 3)]
     rest = [step.record for step in steps]
@@ -233,7 +233,7 @@ def test_a_server_that_goes_back_takes_its_nodes_along(local: str, tmp_path: Pat
     """The nodes have trained round 3, of which the server knows nothing: it goes on after round 2, under new ids."""
     chosen = config("fedhen", local, "rounds=5", "devices.active=6")
     inside, run = grid(assign_tiers(chosen), tmp_path / "nodes"), tmp_path / "fleet"
-    steps = play(inside, recipe_app(), Job(chosen, run, poll=0.0))
+    steps = play(inside, recipe_app(), FleetRun(chosen, run, poll=0.0))
     for _ in range(3):
         next(steps)
     steps.close()
@@ -251,7 +251,7 @@ def test_a_server_that_goes_back_takes_its_nodes_along(local: str, tmp_path: Pat
 def test_a_device_whose_memory_is_gone_is_left_out(tmp_path: Path) -> None:
     chosen = config("fedhen", "scaffold", "rounds=2", "devices.active=6")
     steps = play(
-        grid(assign_tiers(chosen), tmp_path / "nodes"), recipe_app(), Job(chosen, tmp_path / "fleet", poll=0.0)
+        grid(assign_tiers(chosen), tmp_path / "nodes"), recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0)
     )
     next(steps)
     (path,) = (tmp_path / "nodes" / "2").rglob("round-*.safetensors")
@@ -265,7 +265,7 @@ def test_a_stranger_takes_nobodys_place(tmp_path: Path) -> None:
     """A node that claims a name while its owner is connected, and one that comes too late, wait for the next run."""
     chosen = config("fedhen", "plain", "rounds=3", "devices.active=6")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    steps = play(inside, recipe_app(), Job(chosen, tmp_path / "fleet", poll=0.0))
+    steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
     next(steps)
     name = (tmp_path / "nodes" / "0" / "name").read_text()
     tiers = {"tier": "simple", "device": 0}
@@ -288,7 +288,7 @@ def test_a_server_without_test_data_trains_the_same_models(tmp_path: Path) -> No
     chosen = config("fedhen", "plain", "evaluation.devices=false")
     blind = replace(recipe_app(), test_data=lambda config: None, inputs=(1, 8, 8), classes=10)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", blind)
-    for _ in play(inside, blind, Job(chosen, tmp_path / "blind", poll=0.0)):
+    for _ in play(inside, blind, FleetRun(chosen, tmp_path / "blind", poll=0.0)):
         pass
     assert same_models(tmp_path / "blind", simulated(chosen, tmp_path / "simulated"))
     run = read_run(tmp_path / "blind")
@@ -305,7 +305,7 @@ def test_an_app_brings_its_own_models_and_data(tmp_path: Path) -> None:
     own = App(training_data, inputs=(6,), classes=3, family=two_exits())
     chosen = config("fedhen", "scaffold", "evaluation.devices=false", "fleet.wait=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", own)
-    for _ in play(inside, own, Job(chosen, tmp_path / "own", poll=0.0)):
+    for _ in play(inside, own, FleetRun(chosen, tmp_path / "own", poll=0.0)):
         pass
     assert len(read_run(tmp_path / "own").rounds) == 3
 
@@ -368,18 +368,18 @@ LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.float64), "c": 
 
 def test_weights_travel_as_they_are() -> None:
     sent = {"b": torch.tensor(2.5, dtype=torch.float64), "a": torch.randn(2, 3), "c": torch.zeros(0, 4)}
-    back = protocol.unpack(protocol.pack(sent), LIKE)
+    back = protocol.unpack_weights(protocol.pack_weights(sent), LIKE)
     assert [*back] == [*LIKE] and all(torch.equal(back[name], sent[name]) for name in LIKE)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 255), st.integers(0, 40))
 def test_bytes_that_were_changed_are_refused_or_have_the_right_shapes(place: int, byte: int, cut: int) -> None:
-    data = bytearray(protocol.pack(LIKE)["weights"].data)
+    data = bytearray(protocol.pack_weights(LIKE)["weights"].data)
     data[place % len(data)] = byte
     data = data[: len(data) - cut]
     record = ArrayRecord({"weights": Array("uint8", (len(data),), "safetensors", bytes(data))})
     try:
-        found = protocol.unpack(record, LIKE)
+        found = protocol.unpack_weights(record, LIKE)
     except Malformed as error:
         assert str(error).isprintable()
         return

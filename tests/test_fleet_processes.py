@@ -93,9 +93,9 @@ def numbers_in(log: str) -> list[str]:
     return re.findall(r"SuperNode ID: (\d+)", log)
 
 
-def serverapp(trial: LocalFleet) -> list[int]:
+def serverapp(local_fleet: LocalFleet) -> list[int]:
     """The processes of the server's app."""
-    return [p for p in trial.processes.left() if b"flwr-serverapp" in command_of(p)]
+    return [p for p in local_fleet.processes.find_running() if b"flwr-serverapp" in command_of(p)]
 
 
 def command_of(pid: int) -> bytes:
@@ -104,43 +104,43 @@ def command_of(pid: int) -> bytes:
     return b""
 
 
-def runs_of(trial: LocalFleet) -> dict[str, str]:
+def runs_of(local_fleet: LocalFleet) -> dict[str, str]:
     """Flower's number of every run -> how it goes."""
-    said = trial.processes.call(["flwr", "ls", CONNECTION, "--format", "json"], trial.folder.home).stdout
+    said = local_fleet.processes.call(["flwr", "ls", CONNECTION, "--format", "json"], local_fleet.project.home).stdout
     return {str(run["run-id"]): run["status"] for run in json.loads(said)["runs"]}
 
 
 @pytest.fixture(scope="module")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+def local_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
     fleet = LocalFleet(tmp_path_factory.mktemp("plain") / "fleet", config(), NODES, database=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-        with fleet.running():
+        with fleet.start():
             (fleet.path / "fleet_app" / "apps.py").write_text(SPOILED_APP)
             yield fleet
-    assert fleet.processes.left() == []
+    assert fleet.processes.find_running() == []
 
 
 @pytest.mark.xdist_group("plain fleet")
 class TestPlain:
     """Two nodes without TLS."""
 
-    def play(self, trial: LocalFleet, chosen: Config, run: Path, resume: bool = False) -> Path:
-        trial.config = chosen
-        for _ in trial.play(run, resume):
+    def play(self, local_fleet: LocalFleet, chosen: Config, run: Path, resume: bool = False) -> Path:
+        local_fleet.config = chosen
+        for _ in local_fleet.play(run, resume):
             pass
         return run
 
-    def test_the_fleet_is_the_simulator_to_the_bit(self, trial: LocalFleet, tmp_path: Path) -> None:
+    def test_the_fleet_is_the_simulator_to_the_bit(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
         chosen = config("rounds=3")
-        here, there = self.play(trial, chosen, tmp_path / "fleet"), simulated(chosen, tmp_path / "simulated")
+        here, there = self.play(local_fleet, chosen, tmp_path / "fleet"), simulated(chosen, tmp_path / "simulated")
         assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
         assert same_models(here, there)
 
-    def test_answers_that_are_none(self, trial: LocalFleet, tmp_path: Path) -> None:
+    def test_answers_that_are_none(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
         """NaN, a wrong shape, a new name, an enormous tensor, garbage: a round each, and no trace of the node."""
         chosen = config("rounds=5", "recipe=spoiled", "evaluation.devices=false")
-        here = self.play(trial, chosen, tmp_path / "fleet")
+        here = self.play(local_fleet, chosen, tmp_path / "fleet")
         rounds = read_run(here).rounds
         assert rounds[0]["dropped"] == [1] and [record.get("failed") for record in rounds[1:]] == [[1]] * 4
         assert same_models(here, with_only(lambda _: [0], chosen, tmp_path / "simulated"))
@@ -148,36 +148,36 @@ class TestPlain:
         for line, words in zip(told, ("has shape", "not one that was sent", "bytes instead", "cannot be"), strict=True):
             assert words in line
 
-    def test_told_to_stop_while_it_submits_a_run_is_stopped(self, trial: LocalFleet, tmp_path: Path) -> None:
-        before = {*runs_of(trial)}
-        command = [sys.executable, "-m", "fedhen", "fleet", "run", str(trial.path), "--out", "run"]
+    def test_told_to_stop_while_it_submits_a_run_is_stopped(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
+        before = {*runs_of(local_fleet)}
+        command = [sys.executable, "-m", "fedhen", "fleet", "run", str(local_fleet.path), "--out", "run"]
         with subprocess.Popen(command, cwd=tmp_path) as running, ExitStack() as always:
             always.callback(running.kill)
             wait_for(lambda: any(b"--run-config" in command_of(pid) for pid in descendants(running.pid)))
             running.terminate()
             assert running.wait(240) == 128 + signal.SIGTERM
-        ((number, status),) = (run for run in runs_of(trial).items() if run[0] not in before)
+        ((number, status),) = (run for run in runs_of(local_fleet).items() if run[0] not in before)
         assert status == "finished:stopped"
-        trial.link.stop(number)  # One that has ended in between is no error.
+        local_fleet.superlink.stop(number)  # One that has ended in between is no error.
         with pytest.raises(UserError, match="flwr stop failed"):
-            trial.link.stop("12345")
+            local_fleet.superlink.stop("12345")
 
-    def test_a_killed_serverapp_and_a_killed_superlink(self, trial: LocalFleet, tmp_path: Path) -> None:
+    def test_a_killed_serverapp_and_a_killed_superlink(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
         """SCAFFOLD: the run goes on after each, from another process and in the end to the same bytes."""
         chosen, run = config("rounds=3", "local.name=scaffold"), tmp_path / "fleet"
-        trial.link.start(chosen, run)
+        local_fleet.superlink.start(chosen, run)
         wait_for(lambda: rounds_of(run) >= 1)
         # One of an earlier run may just be ending.
-        (pid,) = wait_for(lambda: found if len(found := serverapp(trial)) == 1 else [])
+        (pid,) = wait_for(lambda: found if len(found := serverapp(local_fleet)) == 1 else [])
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not serverapp(trial))
-        trial.link.start(chosen, run, resume=True)
+        wait_for(lambda: not serverapp(local_fleet))
+        local_fleet.superlink.start(chosen, run, resume=True)
         wait_for(lambda: rounds_of(run) >= 2)
-        superlink = trial.processes.running[SUPERLINK]
+        superlink = local_fleet.processes.running[SUPERLINK]
         kill_tree(superlink.pid)
         superlink.wait()
-        trial.start_superlink()
-        done = fedhen("fleet", "run", str(trial.path), "--resume", str(run), "--quiet", cwd=tmp_path)
+        local_fleet.start_superlink()
+        done = fedhen("fleet", "run", str(local_fleet.path), "--resume", str(run), "--quiet", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         there = simulated(chosen, tmp_path / "simulated")
         assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
@@ -185,7 +185,7 @@ class TestPlain:
         # One whose records are damaged says what can be done, and not to go on with it.
         first = (run / "rounds.jsonl").read_text().splitlines()[0]
         (run / "rounds.jsonl").write_text(f"{first}\nround 2\n")
-        done = fedhen("fleet", "run", str(trial.path), "--resume", str(run), "--rounds", "4", cwd=tmp_path)
+        done = fedhen("fleet", "run", str(local_fleet.path), "--resume", str(run), "--rounds", "4", cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr.endswith("holds 1 whole rounds only; start another run\n")
 

@@ -34,7 +34,7 @@ class ClientState:
     run: str
 
     @property
-    def place(self) -> Path:
+    def run_folder(self) -> Path:
         """Where its files are."""
         if not re.fullmatch(r"[a-z0-9-]{1,64}", self.run):
             raise UserError("the server names its run in a way that is no name: is it a fedhen server?")
@@ -67,19 +67,19 @@ class ClientState:
     def write(self, number: int, memory: Weights, before: int) -> None:
         """Keep the memory after a round beside the one that it came of, and no other."""
         try:
-            self.place.mkdir(parents=True, exist_ok=True)
+            self.run_folder.mkdir(parents=True, exist_ok=True)
             replace_file(self.path(number), save({n: t.detach().cpu().contiguous() for n, t in memory.items()}))
         except OSError as error:
-            raise UserError(f"the device cannot keep its memory in {self.place}: {error.strerror}") from None
+            raise UserError(f"the device cannot keep its memory in {self.run_folder}: {error.strerror}") from None
         kept = {self.path(number), self.path(before)}
-        for path in self.place.glob("round-*.safetensors"):
+        for path in self.run_folder.glob("round-*.safetensors"):
             # An order that was long under way must not cost what a later one left; names sort as rounds do.
             if path not in kept and path.name < self.path(number).name:
                 path.unlink(missing_ok=True)
-        others = sorted(self.place.parent.iterdir(), key=lambda run: run.stat().st_mtime, reverse=True)
-        for run in [run for run in others if run != self.place][RUNS_KEPT - 1 :]:
+        others = sorted(self.run_folder.parent.iterdir(), key=lambda run: run.stat().st_mtime, reverse=True)
+        for run in [run for run in others if run != self.run_folder][RUNS_KEPT - 1 :]:
             shutil.rmtree(run, ignore_errors=True)
 
     def path(self, number: int) -> Path:
         """The file of a round."""
-        return self.place / f"round-{number:06}.safetensors"
+        return self.run_folder / f"round-{number:06}.safetensors"

@@ -24,9 +24,9 @@ from fedhen.fleet.messages import Messages
 from fedhen.fleet.protocol import Identity, Malformed
 from fedhen.runs.layout import FLEET
 
-PATIENCE = 120.0
+IDENTIFY_TIMEOUT_SECONDS = 120.0
 """Seconds that a node has to say who it is; then it is asked again."""
-SETTLED = 2.0
+SETTLE_SECONDS = 2.0
 """Seconds without a newcomer after which a fleet that is large enough is complete."""
 
 
@@ -43,41 +43,47 @@ class Membership:
     """The devices of the fleet in the order of their numbers, and the nodes that they are now."""
 
     grid: Grid
-    question: str
+    config_text: str
     """The configuration that nodes are asked with."""
     members: list[Member] = field(default_factory=list)
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     """A name that no other run has: memories are kept by it."""
-    met: dict[int, Identity] = field(default_factory=dict)
+    identities: dict[int, Identity] = field(default_factory=dict)
     """Every node that has said who it is."""
     online: frozenset[int] = frozenset()
     """The nodes that are connected."""
 
     def __post_init__(self) -> None:
-        self.mail: Messages[int] = Messages(self.grid)
-        self.asked: dict[int, float] = {}
+        self.messages: Messages[int] = Messages(self.grid)
+        self.asked_at: dict[int, float] = {}
 
-    def look(self) -> None:
+    def update(self) -> None:
         """See who is connected, ask newcomers who they are, and hear those that were asked; without waiting."""
         self.online = frozenset(self.grid.get_node_ids())
         now = time.monotonic()
-        new = [n for n in self.online - self.met.keys() if now - self.asked.get(n, -PATIENCE) >= PATIENCE]
-        self.asked |= dict.fromkeys(new, now)
-        question = protocol.pack_question(self.question)
-        self.mail.send([(node, Message(question, node, MessageType.QUERY, ttl=PATIENCE)) for node in new])
-        for node, content in self.mail.collect():
+        new = [
+            n
+            for n in self.online - self.identities.keys()
+            if now - self.asked_at.get(n, -IDENTIFY_TIMEOUT_SECONDS) >= IDENTIFY_TIMEOUT_SECONDS
+        ]
+        self.asked_at |= dict.fromkeys(new, now)
+        question = protocol.pack_question(self.config_text)
+        self.messages.send(
+            [(node, Message(question, node, MessageType.QUERY, ttl=IDENTIFY_TIMEOUT_SECONDS)) for node in new]
+        )
+        for node, content in self.messages.collect():
             try:
                 if isinstance(content, str):
                     raise Malformed(content)
-                self.met[node] = protocol.read_identity(content)
-                self.admit(node)
+                self.identities[node] = protocol.read_identity(content)
+                self.readmit(node)
             except Malformed as error:
                 # It is asked again when its time is up: it may just have been restarted.
                 warnings.warn(f"node {node} does not say who it is: {error}", stacklevel=2)
 
-    def admit(self, node: int) -> None:
+    def readmit(self, node: int) -> None:
         """A node that comes back takes its old place: known by its id, else by its name if that node is gone."""
-        identity = self.met[node]
+        identity = self.identities[node]
         if any(member.node == node for member in self.members):
             return
         for device, member in enumerate(self.members):
@@ -91,24 +97,24 @@ class Membership:
     def node_of(self, device: int) -> int | None:
         """The node that is a device now, if it is connected."""
         node = self.members[device].node
-        return node if node in self.online and node in self.met else None
+        return node if node in self.online and node in self.identities else None
 
-    def connected(self) -> list[int]:
+    def connected_devices(self) -> list[int]:
         """The devices that can be asked to train."""
         return [device for device in range(len(self.members)) if self.node_of(device) is not None]
 
-    def wait(self, number: int, seconds: float, tiers: Sequence[str] = ()) -> None:
+    def wait_for_nodes(self, number: int, seconds: float, tiers: Sequence[str] = ()) -> None:
         """Wait until so many nodes of these tiers have said who they are, or so many devices of a known fleet have."""
         end, here, since = time.monotonic() + seconds, 0, time.monotonic()
         while True:
-            self.look()
-            known = [self.met[node].tier for node in self.online & self.met.keys()]
+            self.update()
+            known = [self.identities[node].tier for node in self.online & self.identities.keys()]
             strange = sorted({tier for tier in known if tiers and tier not in tiers})
-            found = len(self.connected()) if self.members else sum(tier not in strange for tier in known)
+            found = len(self.connected_devices()) if self.members else sum(tier not in strange for tier in known)
             if found != here:
                 here, since = found, time.monotonic()
-            waiting = self.online - self.met.keys()
-            if found >= number and (not waiting or time.monotonic() - since > SETTLED):
+            waiting = self.online - self.identities.keys()
+            if found >= number and (not waiting or time.monotonic() - since > SETTLE_SECONDS):
                 return
             if time.monotonic() > end:
                 others = f" (others are of tier {', '.join(strange)}, which the run does not have)" if strange else ""
@@ -118,9 +124,9 @@ class Membership:
                 )
             time.sleep(0.5)
 
-    def settle(self, tiers: Sequence[str]) -> None:
+    def number_devices(self, tiers: Sequence[str]) -> None:
         """Give every node that is here its device number: by tier, then by the place or the name that it claims."""
-        known = {node: who for node, who in self.met.items() if node in self.online}
+        known = {node: who for node, who in self.identities.items() if node in self.online}
         for node in [node for node, who in known.items() if who.tier not in tiers]:
             warnings.warn(
                 f"node {node} is of tier {known.pop(node).tier!r}, and is left out: the run has {', '.join(tiers)}",
@@ -133,7 +139,7 @@ class Membership:
         order = sorted(known, key=lambda n: (tiers.index(known[n].tier), known[n].place, known[n].name, n))
         self.members = [Member(known[node], node) for node in order]
 
-    def fitted(self, config: Config) -> Config:
+    def fit_config(self, config: Config) -> Config:
         """The configuration with just as many devices of each tier as there are."""
         counts = Counter(member.identity.tier for member in self.members)
         if missing := [tier for tier in config.tiers if not counts[tier]]:
@@ -143,10 +149,10 @@ class Membership:
         shares = {tier: counts[tier] / number for tier in config.tiers}
         return replace(config, devices=replace(config.devices, number=number, active=active), tiers=shares)
 
-    def save(self, folder: Path, flower: int) -> None:
+    def save(self, folder: Path, flower_run: int) -> None:
         """Keep it with the run, and Flower's own number of it."""
         members = [{**asdict(member.identity), "node": str(member.node)} for member in self.members]
-        write_json(folder / FLEET, {"run": self.run, "flower": str(flower), "devices": members})
+        write_json(folder / FLEET, {"run": self.run, "flower": str(flower_run), "devices": members})
 
 
 def read_membership(folder: Path, grid: Grid, config: Config) -> Membership:
@@ -185,6 +191,6 @@ def read_flower_run(folder: Path) -> str:
         return ""
 
 
-def samples(members: Iterable[Member]) -> list[int]:
+def sample_counts(members: Iterable[Member]) -> list[int]:
     """How many examples each device has."""
     return [member.identity.samples for member in members]

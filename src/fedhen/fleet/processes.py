@@ -18,9 +18,9 @@ from fedhen.errors import UserError
 
 MARK = "FEDHEN_FLEET"
 """In the environment of all processes of a fleet, and of all that they start: so they are found again."""
-GRACE = 5.0
+GRACE_SECONDS = 5.0
 """Seconds that a process has to end by itself."""
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+FLOWER_OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """A fleet talks to nobody but itself."""
 
 
@@ -36,12 +36,12 @@ class Processes:
     def environment(self, home: Path) -> dict[str, str]:
         """With Flower's programs of this installation first in the path, since they start each other by name."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(home), MARK: self.mark}
+        return {**os.environ, **FLOWER_OFFLINE, "PATH": path, "FLWR_HOME": str(home), MARK: self.mark}
 
     def start(self, name: str, command: Sequence[str], home: Path, **more: str) -> subprocess.Popen[bytes]:
         """Start a program; what it prints goes to a log of its name."""
         home.mkdir(parents=True, exist_ok=True)
-        self.watcher = self.watcher or _watcher(self.mark)
+        self.watcher = self.watcher or _start_watcher(self.mark)
         with (self.logs / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 [find_program(command[0]), *command[1:]],
@@ -71,12 +71,12 @@ class Processes:
             preexec_fn=_end_with_us,
         )
 
-    def log(self, name: str) -> str:
+    def read_log(self, name: str) -> str:
         """What one of them has printed."""
         path = self.logs / f"{name}.log"
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
-    def left(self) -> list[int]:
+    def find_running(self) -> list[int]:
         """Every process that carries our mark, whoever its parent is by now."""
         return find_marked(self.mark)
 
@@ -92,11 +92,11 @@ class Processes:
         for process in reversed(self.running.values()):
             with suppress(OSError):
                 process.terminate()
-        end = time.monotonic() + GRACE
-        while self.left() and time.monotonic() < end and not told:
+        end = time.monotonic() + GRACE_SECONDS
+        while self.find_running() and time.monotonic() < end and not told:
             self._reap()
             time.sleep(0.1)
-        while left := self.left():
+        while left := self.find_running():
             _signal(left, signal.SIGKILL)
             self._reap()
             time.sleep(0.1)
@@ -159,7 +159,7 @@ def _end_with_us() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
-def _watcher(mark: str) -> subprocess.Popen[bytes]:
+def _start_watcher(mark: str) -> subprocess.Popen[bytes]:
     """A process that ends all with this mark should we be killed: `_end_with_us` reaches our own children alone.
 
     The pipe to it closes with us, however we end.

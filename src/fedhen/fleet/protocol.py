@@ -136,8 +136,8 @@ def read_order(content: RecordDict) -> Order:
 def pack_answer(answer: Answer) -> RecordDict:
     """What a node has trained."""
     said = ConfigRecord({"format": FORMAT, "loss": answer.loss, "present": list(answer.present)})
-    parts: dict[str, ArrayRecord | ConfigRecord] = {"update": said, "model": pack(answer.weights)}
-    return RecordDict({**parts, **({"change": pack(answer.change)} if answer.change else {})})
+    parts: dict[str, ArrayRecord | ConfigRecord] = {"update": said, "model": pack_weights(answer.weights)}
+    return RecordDict({**parts, **({"change": pack_weights(answer.change)} if answer.change else {})})
 
 
 def pack_failure(error: str) -> RecordDict:
@@ -160,21 +160,21 @@ def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mappin
         raise Malformed("its loss or its classes are missing")
     if not all(type(label) is int and 0 <= label < classes for label in present):
         raise Malformed("it holds classes that there are not")
-    weights = unpack(content["model"], model)
+    weights = unpack_weights(content["model"], model)
     if not is_finite(weights):
         # The server will drop it: what it remembers does not change, and it says nothing of that.
         change = {}
-    remembered = unpack(content.get("change"), change) if change else {}
+    remembered = unpack_weights(content.get("change"), change) if change else {}
     return Answer(weights, remembered, loss if math.isfinite(loss) else math.nan, tuple(sorted({*present})))
 
 
-def pack(weights: Mapping[str, Tensor]) -> ArrayRecord:
+def pack_weights(weights: Mapping[str, Tensor]) -> ArrayRecord:
     """Weights as one array of Flower's, in safetensors' format: every array costs requests of its own."""
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
     return ArrayRecord({WEIGHTS: Array("uint8", (len(content),), SAFETENSORS, content)})
 
 
-def unpack(record: object, like: Mapping[str, Tensor]) -> Weights:
+def unpack_weights(record: object, like: Mapping[str, Tensor]) -> Weights:
     """Weights with just the names, shapes and types of others: all is compared before anything becomes a tensor."""
     if not isinstance(record, ArrayRecord) or [*record] != [WEIGHTS] or record[WEIGHTS].stype != SAFETENSORS:
         raise Malformed("there are no weights")

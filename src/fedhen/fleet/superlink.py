@@ -24,7 +24,7 @@ from fedhen.fleet.processes import Processes
 from fedhen.fleet.project import CERTIFICATES, CONNECTION, FleetProject
 from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
 
-ANSWER = 120.0
+FLWR_TIMEOUT_SECONDS = 120.0
 """Seconds that a SuperLink has to answer; a run is shipped in them."""
 
 
@@ -32,34 +32,36 @@ ANSWER = 120.0
 class SuperLinkClient:
     """The SuperLink of a fleet's folder."""
 
-    folder: FleetProject
+    project: FleetProject
     processes: Processes
 
     def wait(self, seconds: float, name: str = "") -> None:
         """Wait until it answers; a process of ours that has ended will not."""
-        end, how = time.monotonic() + seconds, self.folder.superlink_line()
+        end, how = time.monotonic() + seconds, self.project.superlink_line()
         while not self.is_up():
             process = self.processes.running.get(name)
             if process is not None and process.poll() is not None:
                 raise UserError(f"the SuperLink ended at once: see {self.processes.logs / name}.log")
             if time.monotonic() > end:
-                raise UserError(f"no SuperLink answers at {self.folder.address}: start it with: {how}")
+                raise UserError(f"no SuperLink answers at {self.project.address}: start it with: {how}")
             time.sleep(0.2)
 
     def is_up(self) -> bool:
         """Whether it answers."""
         scheme, context = "http", None
-        if self.folder.secure:
-            scheme, context = "https", self._trusted()
+        if self.project.secure:
+            scheme, context = "https", self._tls_context()
         try:
-            with urllib.request.urlopen(f"{scheme}://{self.folder.address}/health", timeout=2, context=context) as said:
+            with urllib.request.urlopen(
+                f"{scheme}://{self.project.address}/health", timeout=2, context=context
+            ) as said:
                 return bool(said.status == 200)
         except (OSError, HTTPException, ValueError):
             # Also where something else listens there, which does not speak HTTP.
             return False
 
-    def _trusted(self) -> ssl.SSLContext:
-        path = self.folder.path / CERTIFICATES / CA
+    def _tls_context(self) -> ssl.SSLContext:
+        path = self.project.path / CERTIFICATES / CA
         try:
             return ssl.create_default_context(cafile=path)
         except OSError as error:
@@ -68,7 +70,7 @@ class SuperLinkClient:
 
     def register(self, name: str) -> None:
         """Make a node's key known."""
-        self._flwr(*self.folder.register(name)[1:])
+        self._flwr(*self.project.register_command(name)[1:])
 
     def start(self, config: Config, run: Path, resume: bool = False) -> str:
         """Start a training, or go on with one; Flower's own number of it."""
@@ -80,19 +82,19 @@ class SuperLinkClient:
         with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
             file.write("".join(f"{key} = {toml.format_value(value)}\n" for key, value in settings.items()))
             file.flush()
-            said = self._flwr("run", str(self.folder.path), CONNECTION, "--run-config", file.name, "--format", "json")
+            said = self._flwr("run", str(self.project.path), CONNECTION, "--run-config", file.name, "--format", "json")
         return str(said["run-id"])
 
     def status(self, number: str) -> str:
         """How it goes: pending, starting, running, finished:completed, finished:failed, finished:stopped."""
         runs = self._flwr("ls", CONNECTION, "--run-id", number, "--format", "json").get("runs", [])
         if not runs:
-            raise UserError(f"the SuperLink at {self.folder.address} does not know run {number}")
+            raise UserError(f"the SuperLink at {self.project.address} does not know run {number}")
         return str(runs[0]["status"])
 
-    def why(self, number: str) -> str:
+    def find_error(self, number: str) -> str:
         """The last thing that the server's app said of itself, if it was an error."""
-        done = self.processes.call(["flwr", "log", number, CONNECTION, "--show"], self.folder.home)
+        done = self.processes.call(["flwr", "log", number, CONNECTION, "--show"], self.project.home)
         said = re.findall(r"fedhen: (.*)$", done.stdout + done.stderr, flags=re.MULTILINE)
         return said[-1] if said and not said[-1].startswith("round ") else ""
 
@@ -109,9 +111,9 @@ class SuperLinkClient:
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         try:
-            done = self.processes.call(["flwr", *arguments], self.folder.home, ANSWER)
+            done = self.processes.call(["flwr", *arguments], self.project.home, FLWR_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise UserError(f"flwr {arguments[0]} failed: no answer in {ANSWER:.0f} seconds") from None
+            raise UserError(f"flwr {arguments[0]} failed: no answer in {FLWR_TIMEOUT_SECONDS:.0f} seconds") from None
         found = done.stdout[done.stdout.find("{") :]
         try:
             said: dict[str, Any] = json.loads(found)
