@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -18,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
+from fedhen.fleet.protocol import read_order
 
 
 def travelled(message: Message) -> Message:
@@ -48,6 +49,8 @@ class InsideGrid(Grid):
     """Bytes of weights that went down."""
     replies: dict[str, Message] = field(default_factory=dict)
     log: list[tuple[str, int]] = field(default_factory=list)
+    config_texts: list[int] = field(default_factory=list)
+    """The node of every order that carried the text of the configuration."""
 
     def __post_init__(self) -> None:
         # Messages can only be made where Flower's own processes have said who they are.
@@ -60,6 +63,8 @@ class InsideGrid(Grid):
             numbers.append(arrived.metadata.message_id)
             node_id, group = arrived.metadata.dst_node_id, arrived.metadata.group_id
             self.log.append((arrived.metadata.message_type, node_id))
+            if arrived.metadata.message_type == MessageType.TRAIN and read_order(arrived.content).config_text:
+                self.config_texts.append(node_id)
             node = self.nodes[node_id]
             if not node.silent(group):
                 context = Context(1, node_id, dict(node.config), RecordDict(), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -26,8 +27,9 @@ from fedhen.experiment.runner import play_run
 from fedhen.fleet import protocol
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
+from fedhen.fleet.client import FleetClient
 from fedhen.fleet.client_state import ClientState
-from fedhen.fleet.protocol import Malformed
+from fedhen.fleet.protocol import Malformed, Order
 from fedhen.fleet.server import FleetRun, play
 from fedhen.runs.reader import read_run
 from inside import InsideGrid, InsideNode, grid
@@ -275,6 +277,67 @@ def test_a_stranger_takes_nobodys_place(tmp_path: Path) -> None:
         list(steps)
     assert ("train", 1) not in inside.log and [entry for entry in inside.log if entry[1] == 1] == [("query", 1)]
     assert same_models(tmp_path / "fleet", simulated(chosen, tmp_path / "simulated"))
+
+
+def test_the_configuration_travels_once_to_each_node(tmp_path: Path) -> None:
+    """Three rounds with all six devices; a resumed run is another server process, which sends it again."""
+    chosen = config("fedhen", "plain", "rounds=4", "devices.active=6", "evaluation.every=1")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
+    run = played(inside, replace(chosen, rounds=3), tmp_path / "fleet")
+    assert sorted(inside.config_texts) == sorted(inside.nodes)
+    assert len([node for kind, node in inside.log if kind == "train"]) == 3 * 6
+    played(inside, chosen, run, resume=True)
+    assert sorted(inside.config_texts) == sorted([*inside.nodes] * 2)
+    assert all(len([*(tmp_path / "nodes" / str(device)).glob("configs/*")]) == 2 for device in range(6))
+    there = simulated(chosen, tmp_path / "simulated")
+    assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+
+
+def empty(state: Path) -> None:
+    shutil.rmtree(state)
+    state.mkdir()
+
+
+def alter_config(state: Path) -> None:
+    (stored,) = (state / "configs").iterdir()
+    text = stored.read_text()
+    assert "epochs = 1\n" in text
+    stored.write_text(text.replace("epochs = 1\n", "epochs = 2\n"))
+
+
+@pytest.mark.parametrize("damage", [empty, alter_config])
+def test_a_node_without_the_configuration_gets_it_again_in_the_same_round(
+    damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Whether its state folder is empty, or what is stored there was altered and must not be used."""
+    chosen = config("fedhen", "plain", "rounds=3", "devices.active=6")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
+    steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
+    next(steps)
+    damage(tmp_path / "nodes" / "2")
+    records = [step.record for step in steps]
+    assert inside.config_texts[6:] == [1000 - 7 * 2]
+    assert not any({"failed", "late"} & {*record} for record in records)
+    there = simulated(chosen, tmp_path / "simulated")
+    assert (tmp_path / "fleet" / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+    assert same_models(tmp_path / "fleet", there)
+
+
+def test_a_node_that_always_asks_for_the_configuration_is_left_out(tmp_path: Path) -> None:
+    chosen = config("fedhen", "plain", "rounds=1", "devices.active=6")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
+    inside.nodes[1000].app = spoiling(lambda content: protocol.pack_config_request())
+    with pytest.warns(UserWarning, match="a device failed"):
+        (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
+    assert record["failed"] == [0] and inside.config_texts.count(1000) == 2
+
+
+def test_a_configuration_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None:
+    client = FleetClient(recipe_app(), {"tier": "simple", "device": 0, "state": str(tmp_path)}, 1)
+    order = Order("run", 1, 0, "simple", 1.0, 0, (1, 8, 8), 10, protocol.digest_of("rounds = 1"), "rounds = 2")
+    with pytest.raises(Malformed, match="does not match its digest"):
+        client.find_config(order)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_each_node_is_asked_once_who_it_is(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from fedhen.experiment import build
 from fedhen.fileio.atomic import write_text
 from fedhen.fleet import protocol
 from fedhen.fleet.app import App, NodeConfig
-from fedhen.fleet.client_state import ClientState
+from fedhen.fleet.client_state import ClientState, ConfigStore
 from fedhen.fleet.protocol import Answer, Identity, Malformed, Order
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
@@ -50,18 +51,33 @@ class FleetClient:
     def train(self, content: RecordDict) -> RecordDict:
         """Train its device in a round; what goes wrong is told, and is nobody else's fault."""
         try:
-            return protocol.pack_answer(self.train_device(content))
+            order = protocol.read_order(content)
+            if order.tier != self.tier:
+                raise UserError(f"this device is of tier {self.tier!r}, the server takes it for one of {order.tier!r}")
+            config_text = self.find_config(order)
+            if config_text is None:
+                return protocol.pack_config_request()
+            return protocol.pack_answer(self.train_device(order, toml.parse_toml(config_text), content))
         except Exception as error:
             if not isinstance(error, UserError | Malformed):
                 error = UserError(OUT_OF_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
             return protocol.pack_failure(one_line(str(error))[:LONGEST])
 
-    def train_device(self, content: RecordDict) -> Answer:
+    def find_config(self, order: Order) -> str | None:
+        """Returns the configuration that an order carries or that is stored here. Returns None if there is neither."""
+        store = ConfigStore(self.state)
+        if not order.config_text:
+            return store.read(order.config_digest)
+        if protocol.digest_of(order.config_text) != order.config_digest:
+            raise Malformed("the configuration does not match its digest")
+        # Without a writable state folder the device trains all the same, and asks for the text again next time.
+        with suppress(OSError):
+            store.write(order.config_digest, order.config_text)
+        return order.config_text
+
+    def train_device(self, order: Order, config: Config, content: RecordDict) -> Answer:
         """What its device has trained."""
-        order = protocol.read_order(content)
-        if order.tier != self.tier:
-            raise UserError(f"this device is of tier {self.tier!r}, the server takes it for one of {order.tier!r}")
-        population = self.build_population(order)
+        population = self.build_population(order, config)
         expected = self.expected_weights(population)
         learned = {n: t for n, t in expected.items() if n in population.holdings[self.tier].learned}
         model = protocol.unpack_weights(content.get("model"), expected)
@@ -77,9 +93,9 @@ class FleetClient:
             files.write(order.round, devices.memory[0], order.memory)
         return make_answer(reply, population)
 
-    def build_population(self, order: Order) -> Population:
+    def build_population(self, order: Order, config: Config) -> Population:
         """The one device that it is, as the simulator has it."""
-        config = self.apply_threads(toml.parse_toml(order.config))
+        config = self.apply_threads(config)
         accelerator = str(self.config.get("accelerator", "auto"))
         where = choose_device(accelerator)
         data = self.app.load_device_data(self.config, config, order.inputs, order.classes)

@@ -19,11 +19,44 @@ from torch import Tensor
 from fedhen.errors import UserError
 from fedhen.experiment.checkpoint_files import SAFETENSORS_TYPES
 from fedhen.fileio import untrusted
-from fedhen.fileio.atomic import replace_file
+from fedhen.fileio.atomic import replace_file, write_text
+from fedhen.fleet.protocol import digest_of
 from fedhen.params import Weights
 
 RUNS_KEPT = 2
 """Of so many runs the memory is kept: the one that is played, and the one before."""
+CONFIGS_KEPT = 2
+"""Number of configurations that are kept: that of the current run and the one before."""
+
+
+@dataclass(frozen=True)
+class ConfigStore:
+    """The configurations of the last runs, each in a file named by its digest."""
+
+    state: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.state / "configs"
+
+    def read(self, digest: str) -> str | None:
+        """Returns a stored configuration. Returns None if it is missing or does not match its digest."""
+        try:
+            text = self.path(digest).read_bytes().decode()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return text if digest_of(text) == digest else None
+
+    def write(self, digest: str, text: str) -> None:
+        """Stores a configuration and removes all but the last ones."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.path(digest), text)
+        others = [path for path in self.folder.glob("*.toml") if path != self.path(digest)]
+        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[CONFIGS_KEPT - 1 :]:
+            path.unlink(missing_ok=True)
+
+    def path(self, digest: str) -> Path:
+        return self.folder / f"{digest}.toml"
 
 
 @dataclass(frozen=True)

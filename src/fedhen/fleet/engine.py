@@ -38,6 +38,12 @@ class FleetDevices:
     """Round -> for each device the last round before it of which the server has merged its update."""
     poll: float = POLL_SECONDS
 
+    def __post_init__(self) -> None:
+        self.config_text = toml.to_toml(self.population.config)
+        self.config_digest = protocol.digest_of(self.config_text)
+        self.has_config: set[int] = set()
+        """Nodes to which this process has sent the text of the configuration."""
+
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15: ask the active devices, until enough have answered or the time is up."""
         end = time.monotonic() + self.population.config.fleet.deadline
@@ -46,11 +52,15 @@ class FleetDevices:
         there = [device for device in active if self.membership.node_of(device) is not None]
         for device in sorted(set(active) - set(there)):
             yield Failure(device, "it is not connected", late=True)
-        for device in messages.send(self.make_messages(round_number, sent, there)):
-            yield Failure(device, "the SuperLink does not take its message")
-        needed = self.count_needed(len(active))
+        yield from self.send_orders(messages, round_number, sent, there)
+        needed, asked_again = self.count_needed(len(active)), set[int]()
         while messages.waiting and needed > 0:
             for device, content in messages.collect():
+                if protocol.is_config_request(content) and device not in asked_again:
+                    asked_again.add(device)
+                    self.has_config.discard(self.membership.members[device].node)
+                    yield from self.send_orders(messages, round_number, sent, [device])
+                    continue
                 reply = self.read_reply(device, content, sent)
                 # One that will be dropped must not end the round for the others.
                 needed -= isinstance(reply, Update) and is_finite(reply.weights)
@@ -63,6 +73,15 @@ class FleetDevices:
         # Their answers, should they still come, are not looked at.
         for device in messages.forget():
             yield Failure(device, "it had not answered when the round ended (fleet.deadline, fleet.enough)", late=True)
+
+    def send_orders(
+        self, messages: Messages[int], round_number: int, sent: Sent, devices: Sequence[int]
+    ) -> Iterator[Failure]:
+        """Sends each device its order. Yields a failure for each order that the SuperLink does not accept."""
+        refused = messages.send(self.make_messages(round_number, sent, devices))
+        self.has_config |= {self.membership.members[device].node for device in {*devices} - {*refused}}
+        for device in refused:
+            yield Failure(device, "the SuperLink does not take its message")
 
     def count_needed(self, active: int) -> int:
         """How many answers end a round."""
@@ -81,9 +100,9 @@ class FleetDevices:
         tiers = sorted({self.population.tier_of[device] for device in devices})
         models = {tier: protocol.pack_weights(sent.models[tier]) for tier in tiers}
         means = {tier: self.pack_mean(sent, tier) for tier in tiers}
-        text, found = toml.to_toml(config), []
+        found = []
         for device in devices:
-            tier = self.population.tier_of[device]
+            tier, node = self.population.tier_of[device], self.membership.members[device].node
             order = Order(
                 run=self.membership.run,
                 round=round_number,
@@ -93,10 +112,11 @@ class FleetDevices:
                 memory=merged.get(device, 0) if self.population.local.remember is not None else 0,
                 inputs=self.population.data.shape,
                 classes=self.population.data.classes,
-                config=text,
+                config_digest=self.config_digest,
+                config_text="" if node in self.has_config else self.config_text,
             )
             content = protocol.pack_order(order, models[tier], means[tier])
-            node, ttl = self.membership.members[device].node, config.fleet.deadline + TTL_SLACK_SECONDS
+            ttl = config.fleet.deadline + TTL_SLACK_SECONDS
             found.append((device, Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_number))))
         return found
 

@@ -6,7 +6,9 @@ compares lengths, names, types and shapes before a byte becomes a number.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +25,8 @@ from fedhen.experiment.checkpoint_files import SAFETENSORS_TYPES
 from fedhen.fileio import untrusted
 from fedhen.params import Weights, count_bytes, is_finite
 
-FORMAT = 1
-WEIGHTS, SAFETENSORS = "weights", "safetensors"
+FORMAT = 2
+WEIGHTS, SAFETENSORS, CONFIG_REQUEST = "weights", "safetensors", "config-request"
 LONGEST_HEADER = 2**20
 """Bytes that names, shapes and types of a model may take."""
 LONGEST_NAME, MOST_SAMPLES = 100, 2**40
@@ -60,8 +62,10 @@ class Order:
     """The round after which its memory is what the server knows of; 0: it has none yet."""
     inputs: tuple[int, ...]
     classes: int
-    config: str
-    """As TOML."""
+    config_digest: str
+    """SHA-256 of the run's configuration as TOML, in hexadecimal."""
+    config_text: str = ""
+    """The configuration itself. Only the first order to a node carries it; the node stores it."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +131,24 @@ def read_order(content: RecordDict) -> Order:
             memory=untrusted.check_int(said["memory"]),
             inputs=tuple(untrusted.check_int(n, 1) for n in said["inputs"]),
             classes=untrusted.check_int(said["classes"], 1),
-            config=untrusted.check_text(said["config"]),
+            config_digest=_check_digest(said["config_digest"]),
+            config_text=untrusted.check_text(said["config_text"]),
         )
     except untrusted.PARSE_ERRORS as error:
         raise Malformed(f"the server's order cannot be read: {untrusted.describe_error(error)}") from None
+
+
+def digest_of(config_text: str) -> str:
+    return hashlib.sha256(config_text.encode()).hexdigest()
+
+
+def pack_config_request() -> RecordDict:
+    """Builds the reply of a node that does not have the configuration of an order."""
+    return RecordDict({CONFIG_REQUEST: ConfigRecord({"format": FORMAT})})
+
+
+def is_config_request(content: RecordDict | str) -> bool:
+    return not isinstance(content, str) and [*content] == [CONFIG_REQUEST]
 
 
 def pack_answer(answer: Answer) -> RecordDict:
@@ -195,6 +213,12 @@ def unpack_weights(record: object, like: Mapping[str, Tensor]) -> Weights:
             raise Malformed(f"weight {name!r} has shape {str(shape)[:60]}, sent was {tuple(tensor.shape)}")
     # In the order of the model, whatever order they came in.
     return {name: _tensor(found[name]["data"], tensor) for name, tensor in like.items()}
+
+
+def _check_digest(value: Any) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", untrusted.check_text(value)):
+        raise ValueError("the configuration's digest is not a SHA-256 digest")
+    return str(value)
 
 
 def _tensor(data: bytearray, like: Tensor) -> Tensor:
