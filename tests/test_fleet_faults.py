@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections import Counter
@@ -24,7 +25,7 @@ from fedhen.errors import UserError
 from fedhen.experiment import checkpoint_files
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.runner import play_run
-from fedhen.fleet import protocol
+from fedhen.fleet import protocol, server
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
 from fedhen.fleet.client import FleetClient
@@ -250,6 +251,22 @@ def test_a_server_that_goes_back_takes_its_nodes_along(local: str, tmp_path: Pat
     assert kept == ([] if local == "plain" else ["round-000004.safetensors", "round-000005.safetensors"])
 
 
+def test_the_records_are_read_once_by_each_server_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SCAFFOLD with a device that diverges in round 2: its memory of round 1 is used in round 3, as in the records."""
+    chosen = config("fedhen", "scaffold", "rounds=5", "devices.active=6", "evaluation.every=1")
+    inside, run = grid(assign_tiers(chosen), tmp_path / "nodes"), tmp_path / "fleet"
+    inside.nodes[1000].app = spoiling(lambda content: nan(content) if next(trained) == 2 else content)
+    trained, reads = itertools.count(1), list[int]()
+    read = server.read_merged_rounds
+    monkeypatch.setattr(server, "read_merged_rounds", lambda *given: reads.append(given[1]) or read(*given))  # type: ignore[func-returns-value]
+    played(inside, replace(chosen, rounds=3), run)
+    assert reads == [1] and read_run(run).rounds[1]["dropped"] == [0]
+    played(inside, chosen, run, resume=True)
+    assert reads == [1, 4]
+    assert [order.memory for order in inside.orders[1000]] == [0, 1, 1, 3, 4]
+    assert [order.memory for order in inside.orders[993]] == [0, 1, 2, 3, 4]
+
+
 def test_a_device_whose_memory_is_gone_is_left_out(tmp_path: Path) -> None:
     chosen = config("fedhen", "scaffold", "rounds=2", "devices.active=6")
     steps = play(
@@ -284,10 +301,10 @@ def test_the_configuration_travels_once_to_each_node(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "rounds=4", "devices.active=6", "evaluation.every=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     run = played(inside, replace(chosen, rounds=3), tmp_path / "fleet")
-    assert sorted(inside.config_texts) == sorted(inside.nodes)
+    assert sorted(inside.config_texts()) == sorted(inside.nodes)
     assert len([node for kind, node in inside.log if kind == "train"]) == 3 * 6
     played(inside, chosen, run, resume=True)
-    assert sorted(inside.config_texts) == sorted([*inside.nodes] * 2)
+    assert sorted(inside.config_texts()) == sorted([*inside.nodes] * 2)
     assert all(len([*(tmp_path / "nodes" / str(device)).glob("configs/*")]) == 2 for device in range(6))
     there = simulated(chosen, tmp_path / "simulated")
     assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
@@ -316,7 +333,7 @@ def test_a_node_without_the_configuration_gets_it_again_in_the_same_round(
     next(steps)
     damage(tmp_path / "nodes" / "2")
     records = [step.record for step in steps]
-    assert inside.config_texts[6:] == [1000 - 7 * 2]
+    assert Counter(inside.config_texts()) == {node: 2 if node == 1000 - 7 * 2 else 1 for node in inside.nodes}
     assert not any({"failed", "late"} & {*record} for record in records)
     there = simulated(chosen, tmp_path / "simulated")
     assert (tmp_path / "fleet" / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
@@ -329,7 +346,7 @@ def test_a_node_that_always_asks_for_the_configuration_is_left_out(tmp_path: Pat
     inside.nodes[1000].app = spoiling(lambda content: protocol.pack_config_request())
     with pytest.warns(UserWarning, match="a device failed"):
         (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
-    assert record["failed"] == [0] and inside.config_texts.count(1000) == 2
+    assert record["failed"] == [0] and inside.config_texts().count(1000) == 2
 
 
 def test_a_configuration_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None:

@@ -34,19 +34,23 @@ class FleetDevices:
 
     population: Population
     membership: Membership
-    merged: Callable[[int], Mapping[int, int]]
-    """Round -> for each device the last round before it of which the server has merged its update."""
+    read_merged: Callable[[int], dict[int, int]]
+    """Round -> device -> the last round before it whose update of the device was merged, from the run's records."""
     poll: float = POLL_SECONDS
 
     def __post_init__(self) -> None:
         self.config_text = toml.to_toml(self.population.config)
         self.config_digest = protocol.digest_of(self.config_text)
         self.has_config: set[int] = set()
-        """Nodes to which this process has sent the text of the configuration."""
+        """Nodes that have answered an order of this process, and so were sent the text of the configuration."""
+        self.merged: dict[int, int] | None = None
+        """Device -> the last round whose update was merged. Read from the records only before the first round."""
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15: ask the active devices, until enough have answered or the time is up."""
         end = time.monotonic() + self.population.config.fleet.deadline
+        if self.merged is None:
+            self.merged = self.read_merged(round_number)
         messages: Messages[int] = Messages(self.membership.grid)
         self.membership.update()
         there = [device for device in active if self.membership.node_of(device) is not None]
@@ -61,9 +65,13 @@ class FleetDevices:
                     self.has_config.discard(self.membership.members[device].node)
                     yield from self.send_orders(messages, round_number, sent, [device])
                     continue
+                if not isinstance(content, str):
+                    self.has_config.add(self.membership.members[device].node)
                 reply = self.read_reply(device, content, sent)
-                # One that will be dropped must not end the round for the others.
-                needed -= isinstance(reply, Update) and is_finite(reply.weights)
+                # An update that will be dropped must not end the round for the others.
+                if isinstance(reply, Update) and is_finite(reply.weights):
+                    needed -= 1
+                    self.merged[device] = round_number
                 yield reply
                 del reply, content
             if not messages.waiting or needed <= 0 or time.monotonic() > end or not self.is_any_connected(messages):
@@ -78,9 +86,7 @@ class FleetDevices:
         self, messages: Messages[int], round_number: int, sent: Sent, devices: Sequence[int]
     ) -> Iterator[Failure]:
         """Sends each device its order. Yields a failure for each order that the SuperLink does not accept."""
-        refused = messages.send(self.make_messages(round_number, sent, devices))
-        self.has_config |= {self.membership.members[device].node for device in {*devices} - {*refused}}
-        for device in refused:
+        for device in messages.send(self.make_messages(round_number, sent, devices)):
             yield Failure(device, "the SuperLink does not take its message")
 
     def count_needed(self, active: int) -> int:
@@ -96,7 +102,7 @@ class FleetDevices:
 
     def make_messages(self, round_number: int, sent: Sent, devices: Sequence[int]) -> list[tuple[int, Message]]:
         """What each device is asked; the weights of a tier are packed once, and travel to the SuperLink once."""
-        config, merged = self.population.config, self.merged(round_number)
+        config, merged = self.population.config, self.merged or {}
         tiers = sorted({self.population.tier_of[device] for device in devices})
         models = {tier: protocol.pack_weights(sent.models[tier]) for tier in tiers}
         means = {tier: self.pack_mean(sent, tier) for tier in tiers}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -95,7 +96,8 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
 
     def engine(start: EngineParts) -> Engine:
         return Engine(
-            FleetDevices(start.plain.fleet, membership, find_merged_rounds(run.folder), run.poll), start.scoring
+            FleetDevices(start.plain.fleet, membership, partial(read_merged_rounds, run.folder), run.poll),
+            start.scoring,
         )
 
     asked = min(config.devices.number, config.devices.active + config.fleet.extra)
@@ -105,15 +107,11 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
     )
 
 
-def find_merged_rounds(folder: Path) -> Callable[[int], Mapping[int, int]]:
-    """Round -> for each device the last round before it whose update was merged, by the run's own records."""
-
-    def merged(number: int) -> Mapping[int, int]:
-        found: dict[int, int] = {}
-        for line in read_whole_lines(folder / ROUNDS, number - 1):
-            record = json.loads(line)
-            out = {*record["dropped"], *record.get("failed", ()), *record.get("late", ())}
-            found |= {device: record["round"] for device in record["active"] if device not in out}
-        return found
-
+def read_merged_rounds(folder: Path, number: int) -> dict[int, int]:
+    """Reads from the run's records, for each device, the last round before `number` whose update was merged."""
+    merged: dict[int, int] = {}
+    for line in read_whole_lines(folder / ROUNDS, number - 1):
+        record = json.loads(line)
+        out = {*record["dropped"], *record.get("failed", ()), *record.get("late", ())}
+        merged |= {device: record["round"] for device in record["active"] if device not in out}
     return merged
