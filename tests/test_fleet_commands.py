@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -12,10 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fedhen.cli import main
@@ -25,7 +25,7 @@ from fedhen.errors import UserError
 from fedhen.fileio import untrusted
 from fedhen.fleet import follow
 from fedhen.fleet.local_fleet import free_port
-from fedhen.fleet.processes import Processes, find_marked
+from fedhen.fleet.processes import Processes, find_marked, kill_marked
 from fedhen.fleet.project import FleetProject, run_line
 from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.layout import ROUNDS, TIMING
@@ -61,28 +61,25 @@ while True:
 
 
 @contextmanager
-def starting(program: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
-    """The process, the mark of what it starts, and the watcher's place in /proc."""
+def starting(program: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+    """Yields the process, the mark of what it starts, and the watcher's process id."""
     with subprocess.Popen(
         [sys.executable, "-c", STARTING, program], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
         mark, watcher = process.stdout.readline().split()
         try:
-            yield process, mark, Path("/proc") / watcher
+            yield process, mark, int(watcher)
         finally:
             process.kill()
-            for pid in find_marked(mark):
-                # The watcher may be quicker.
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_marked(mark)
 
 
-def ended(mark: str, watcher: Path) -> bool:
+def ended(mark: str, watcher: int) -> bool:
     """Whether nothing is left; a zombie of the watcher waits for whoever adopts it."""
     try:
-        gone = "State:\tZ" in (watcher / "status").read_text()
-    except OSError:
+        gone = psutil.Process(watcher).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         gone = True
     return gone and not find_marked(mark)
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedhen.config import toml
@@ -25,11 +26,11 @@ from fedhen.errors import UserError
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet, free_port
-from fedhen.fleet.processes import MARK, Processes, find_marked
+from fedhen.fleet.processes import MARK, Processes, find_marked, kill_marked
 from fedhen.fleet.project import CONNECTION, FleetProject, fit_to_nodes, open_project
 from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.reader import read_run
-from kills import descendants, kill_tree, wait_for
+from kills import kill_tree, wait_for
 from test_fleet_faults import same_models, with_only
 
 TESTS = Path(__file__).parent
@@ -93,15 +94,15 @@ def numbers_in(log: str) -> list[str]:
     return re.findall(r"SuperNode ID: (\d+)", log)
 
 
-def serverapp(local_fleet: LocalFleet) -> list[int]:
+def serverapp(local_fleet: LocalFleet) -> list[psutil.Process]:
     """The processes of the server's app."""
-    return [p for p in local_fleet.processes.find_running() if b"flwr-serverapp" in command_of(p)]
+    return [p for p in local_fleet.processes.find_running() if "flwr-serverapp" in command_of(p)]
 
 
-def command_of(pid: int) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+def command_of(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def runs_of(local_fleet: LocalFleet) -> dict[str, str]:
@@ -153,7 +154,8 @@ class TestPlain:
         command = [sys.executable, "-m", "fedhen", "fleet", "run", str(local_fleet.path), "--out", "run"]
         with subprocess.Popen(command, cwd=tmp_path) as running, ExitStack() as always:
             always.callback(running.kill)
-            wait_for(lambda: any(b"--run-config" in command_of(pid) for pid in descendants(running.pid)))
+            parent = psutil.Process(running.pid)
+            wait_for(lambda: any("--run-config" in command_of(child) for child in parent.children(recursive=True)))
             running.terminate()
             assert running.wait(240) == 128 + signal.SIGTERM
         ((number, status),) = (run for run in runs_of(local_fleet).items() if run[0] not in before)
@@ -168,8 +170,8 @@ class TestPlain:
         local_fleet.superlink.start(chosen, run)
         wait_for(lambda: rounds_of(run) >= 1)
         # One of an earlier run may just be ending.
-        (pid,) = wait_for(lambda: found if len(found := serverapp(local_fleet)) == 1 else [])
-        os.kill(pid, signal.SIGKILL)
+        (process,) = wait_for(lambda: found if len(found := serverapp(local_fleet)) == 1 else [])
+        process.kill()
         wait_for(lambda: not serverapp(local_fleet))
         local_fleet.superlink.start(chosen, run, resume=True)
         wait_for(lambda: rounds_of(run) >= 2)
@@ -228,13 +230,9 @@ class Shell:
         for process in self.running.values():
             process.terminate()
         end = time.monotonic() + 10
-        while (left := find_marked(self.mark)) and time.monotonic() < end:
+        while find_marked(self.mark) and time.monotonic() < end:
             time.sleep(0.2)
-        while left:
-            for pid in left:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            left = find_marked(self.mark)
+        kill_marked(self.mark)
         for process in self.running.values():
             process.wait()
 
@@ -298,10 +296,10 @@ class TestSecure:
         wait_for((shell.cwd / "held-complex-2").exists)
         before = numbers_in(shell.log("complex-1"))
         # The shell, the node and its client.
-        for pid in find_marked(shell.mark):
-            with suppress(OSError):
-                if b"complex-1" in Path(f"/proc/{pid}/environ").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+        for process in find_marked(shell.mark):
+            with suppress(psutil.Error):
+                if any("complex-1" in value for value in process.environ().values()):
+                    process.kill()
         in_training.unlink()
         node = shell.line('tier="complex"')
         shell.start("complex-1", f"until false; do {node}; sleep 1; done")
@@ -327,25 +325,14 @@ def test_fleet_up_leaves_nothing_behind(tmp_path: Path) -> None:
     ):
         try:
             wait_for(lambda: (tmp_path / "run" / "fleet.json").is_file())
-            assert len(with_variable(mark)) > 4
+            assert len(find_marked(mark, "FEDHEN_TEST")) > 4
             up.send_signal(signal.SIGINT)
             assert up.wait(240) == 130
         finally:
             up.kill()
-    assert with_variable(mark) == []
+    assert find_marked(mark, "FEDHEN_TEST") == []
     for phase in ("starting the SuperLink", "starting 2 nodes", "waits for its nodes"):
         assert phase in (tmp_path / "said").read_text()
-
-
-def with_variable(mark: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"FEDHEN_TEST={mark}".encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_a_fleet_that_is_not_there(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from fedhen.errors import UserError
 
 MARK = "FEDHEN_FLEET"
@@ -76,8 +78,8 @@ class Processes:
         path = self.logs / f"{name}.log"
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
-    def find_running(self) -> list[int]:
-        """Every process that carries our mark, whoever its parent is by now."""
+    def find_running(self) -> list[psutil.Process]:
+        """Finds every process that carries the mark, whatever its parent is by now."""
         return find_marked(self.mark)
 
     def stop(self) -> None:
@@ -90,26 +92,18 @@ class Processes:
 
     def _stop(self, told: list[int]) -> None:
         for process in reversed(self.running.values()):
-            with suppress(OSError):
-                process.terminate()
+            process.terminate()
         end = time.monotonic() + GRACE_SECONDS
-        while self.find_running() and time.monotonic() < end and not told:
-            self._reap()
-            time.sleep(0.1)
-        while left := self.find_running():
-            _signal(left, signal.SIGKILL)
-            self._reap()
-            time.sleep(0.1)
-        self._reap()
+        while (left := self.find_running()) and time.monotonic() < end and not told:
+            psutil.wait_procs(left, timeout=0.1)
+        kill_marked(self.mark)
+        for process in self.running.values():
+            process.poll()
         self.running.clear()
         if self.watcher is not None:
             # It hears that we are done, finds nothing and ends.
             self.watcher.communicate()
             self.watcher = None
-
-    def _reap(self) -> None:
-        for process in self.running.values():
-            process.poll()
 
 
 def find_program(name: str) -> str:
@@ -120,15 +114,24 @@ def find_program(name: str) -> str:
     return str(path)
 
 
-def find_marked(mark: str) -> list[int]:
-    """Every other process with this mark."""
+def find_marked(mark: str, variable: str = MARK) -> list[psutil.Process]:
+    """Finds every other process with this mark in its environment."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+    for process in psutil.process_iter():
+        # It may end meanwhile, or belong to another user.
+        with suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(variable) == mark:
+                found.append(process)
     return found
+
+
+def kill_marked(mark: str) -> None:
+    """Kills every other process with this mark, until none is left: they may start others meanwhile."""
+    while left := find_marked(mark):
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=0.1)
 
 
 @contextmanager
@@ -145,12 +148,6 @@ def _undisturbed() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _signal(pids: Sequence[int], number: int) -> None:
-    for pid in pids:
-        with suppress(OSError):
-            os.kill(pid, number)
 
 
 def _end_with_us() -> None:
@@ -176,9 +173,7 @@ def _start_watcher(mark: str) -> subprocess.Popen[bytes]:
 def _watch(mark: str) -> None:
     """What the watcher does."""
     sys.stdin.buffer.read()
-    while left := find_marked(mark):
-        _signal(left, signal.SIGKILL)
-        time.sleep(0.1)
+    kill_marked(mark)
 
 
 if __name__ == "__main__":
