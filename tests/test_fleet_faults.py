@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ from fedhen.errors import UserError
 from fedhen.experiment import checkpoint_files
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.runner import play_run
-from fedhen.fleet import protocol, server
+from fedhen.fleet import membership, protocol, server
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
 from fedhen.fleet.client import FleetClient
@@ -81,17 +81,17 @@ def same_models(one: Path, other: Path) -> bool:
 SPOILED: list[tuple[Spoil, str]] = [
     (wrong_shape, "has shape"),
     (wrong_type, "another type"),
-    (extra_name, "not one that was sent"),
+    (extra_name, "is unexpected"),
     (missing_name, "is missing"),
-    (enormous, "its weights are"),
+    (enormous, "bytes instead of"),
     (claims_to_be_enormous, "cannot be read"),
     (garbage, "cannot be read"),
-    (another_record, "no weights"),
-    (two_arrays, "no weights"),
+    (another_record, "weights are missing"),
+    (two_arrays, "weights are missing"),
     (nothing, "is missing"),
-    (new_record, "is new"),
+    (new_record, "is unexpected"),
     (no_loss, "loss"),
-    (other_classes, "classes that there are not"),
+    (other_classes, "classes that do not exist"),
     (steering, "?[2J"),
     (raised, "ValueError"),
 ]
@@ -434,13 +434,55 @@ def test_a_fleet_that_does_not_come_together_says_who_is_missing(tmp_path: Path)
 def test_a_simulated_run_is_not_gone_on_with_by_a_fleet_nor_the_other_way_round(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "rounds=1")
     there = simulated(chosen, tmp_path / "simulated")
-    with pytest.raises(UserError, match="was not played by a fleet"):
+    with pytest.raises(UserError, match="was not played by a fleet; resume"):
         played(grid(assign_tiers(chosen), tmp_path / "n"), replace(chosen, rounds=2), there, resume=True)
     here = fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
     with pytest.raises(UserError, match="fedhen fleet run --resume"):
         import fedhen
 
         fedhen.resume(here, rounds=2)
+
+
+IDENTITY = {"tier": "simple", "samples": 3, "name": "one", "place": -1}
+ORDER = {
+    **{"run": "run", "round": 1, "device": 0, "tier": "simple", "omega": 0.5, "memory": 0, "inputs": [1, 8, 8]},
+    **{"classes": 10, "config_digest": "0" * 64, "config_text": ""},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "field", "value"),
+    [
+        *(("node", IDENTITY, "samples", value) for value in (0, True, "3", 2.0, 2**41)),
+        *(("node", IDENTITY, "name", value) for value in (3, "x" * 101)),
+        *(("node", IDENTITY, "place", value) for value in (-2, "0")),
+        *(("order", ORDER, "round", value) for value in (0, "1", 1.0)),
+        *(("order", ORDER, "inputs", value) for value in ([0], ["1"], 8)),
+        *(("order", ORDER, "omega", value) for value in (-1.0, float("nan"), "1")),
+        *(("order", ORDER, "config_digest", value) for value in ("", "../config", "0" * 63, "G" * 64)),
+    ],
+)
+def test_records_are_checked_when_they_are_read(name: str, values: dict[str, Any], field: str, value: Any) -> None:
+    read: Callable[[RecordDict], object] = protocol.read_identity if name == "node" else protocol.read_order
+    whole = {"format": protocol.FORMAT, **values}
+    read(RecordDict({name: ConfigRecord(whole)}))
+    for wrong in ({**whole, field: value}, {key: whole[key] for key in whole if key != field}, {**whole, "format": 1}):
+        with pytest.raises(Malformed) as told:
+            read(RecordDict({name: ConfigRecord(wrong)}))
+        assert str(told.value).isprintable()
+
+
+@pytest.mark.parametrize("change", [{"run": 3}, {"devices": [{"tier": "simple"}]}, {"devices": 3}, {"flower": "x"}])
+def test_a_damaged_fleet_file_is_refused_in_one_line(change: dict[str, Any], tmp_path: Path) -> None:
+    chosen = config("fedhen", "plain")
+    whole = {"run": "r", "flower": "7", "devices": [{**IDENTITY, "node": "12"}] * 6}
+    (tmp_path / "fleet.json").write_text(json.dumps(whole))
+    member = membership.read_membership(tmp_path, grid([], tmp_path), chosen).members[5]
+    assert (member.identity.samples, member.node, membership.read_flower_run(tmp_path)) == (3, 12, "7")
+    (tmp_path / "fleet.json").write_text(json.dumps({**whole, **change}))
+    with pytest.raises(UserError, match=r"fleet\.json is damaged"):
+        membership.read_membership(tmp_path, grid([], tmp_path), chosen)
+    assert membership.read_flower_run(tmp_path) == ""
 
 
 LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.float64), "c": torch.zeros(0, 4)}

@@ -146,7 +146,7 @@ class TestPlain:
         assert rounds[0]["dropped"] == [1] and [record.get("failed") for record in rounds[1:]] == [[1]] * 4
         assert same_models(here, with_only(lambda _: [0], chosen, tmp_path / "simulated"))
         told = (here / "errors.jsonl").read_text().splitlines()
-        for line, words in zip(told, ("has shape", "not one that was sent", "bytes instead", "cannot be"), strict=True):
+        for line, words in zip(told, ("has shape", "is unexpected", "bytes instead", "cannot be"), strict=True):
             assert words in line
 
     def test_told_to_stop_while_it_submits_a_run_is_stopped(self, local_fleet: LocalFleet, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import ssl
 import subprocess
@@ -13,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.errors import UserError, one_line
+from fedhen.fileio import untrusted
 from fedhen.fleet.certificates import CA
 from fedhen.fleet.membership import read_flower_run
 from fedhen.fleet.processes import Processes
@@ -26,6 +25,32 @@ from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
 
 FLWR_TIMEOUT_SECONDS = 120.0
 """Seconds that a SuperLink has to answer; a run is shipped in them."""
+
+
+@dataclass(frozen=True)
+class FlwrOutput:
+    """What a `flwr` command has printed as JSON."""
+
+    success: bool
+    error: str
+    run_id: str
+    """Of the run that the command started, if it did."""
+    statuses: list[str]
+    """Of the runs that the command listed, if it did."""
+
+
+def parse_output(stdout: str, stderr: str, success: bool) -> FlwrOutput:
+    """Parses what a `flwr` command has printed. Without JSON, its exit status counts and the text is the error."""
+    try:
+        values = untrusted.check_mapping(untrusted.parse_json(stdout[stdout.find("{") :]))
+        return FlwrOutput(
+            success=bool(values.get("success", success)),
+            error=str(values.get("error-message") or stderr),
+            run_id=str(values.get("run-id", "")),
+            statuses=[untrusted.check_text(run["status"]) for run in values.get("runs", [])],
+        )
+    except untrusted.PARSE_ERRORS:
+        return FlwrOutput(success, f"{stdout} {stderr}", "", [])
 
 
 @dataclass(frozen=True)
@@ -82,15 +107,19 @@ class SuperLinkClient:
         with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
             file.write("".join(f"{key} = {toml.format_value(value)}\n" for key, value in settings.items()))
             file.flush()
-            said = self._flwr("run", str(self.project.path), CONNECTION, "--run-config", file.name, "--format", "json")
-        return str(said["run-id"])
+            output = self._flwr(
+                "run", str(self.project.path), CONNECTION, "--run-config", file.name, "--format", "json"
+            )
+        if not output.run_id:
+            raise UserError("flwr run failed: it has not printed the number of the run")
+        return output.run_id
 
     def status(self, number: str) -> str:
         """How it goes: pending, starting, running, finished:completed, finished:failed, finished:stopped."""
-        runs = self._flwr("ls", CONNECTION, "--run-id", number, "--format", "json").get("runs", [])
-        if not runs:
+        statuses = self._flwr("ls", CONNECTION, "--run-id", number, "--format", "json").statuses
+        if not statuses:
             raise UserError(f"the SuperLink at {self.project.address} does not know run {number}")
-        return str(runs[0]["status"])
+        return statuses[0]
 
     def find_error(self, number: str) -> str:
         """The last thing that the server's app said of itself, if it was an error."""
@@ -109,17 +138,12 @@ class SuperLinkClient:
             if not ended:
                 raise
 
-    def _flwr(self, *arguments: str) -> dict[str, Any]:
+    def _flwr(self, *arguments: str) -> FlwrOutput:
         try:
             done = self.processes.call(["flwr", *arguments], self.project.home, FLWR_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             raise UserError(f"flwr {arguments[0]} failed: no answer in {FLWR_TIMEOUT_SECONDS:.0f} seconds") from None
-        found = done.stdout[done.stdout.find("{") :]
-        try:
-            said: dict[str, Any] = json.loads(found)
-        except ValueError:
-            said = {"success": done.returncode == 0, "error-message": f"{done.stdout} {done.stderr}"}
-        if not said.get("success", done.returncode == 0):
-            why = one_line(str(said.get("error-message") or done.stderr))[-300:]
-            raise UserError(f"flwr {arguments[0]} failed: {why}")
-        return said
+        output = parse_output(done.stdout, done.stderr, done.returncode == 0)
+        if not output.success:
+            raise UserError(f"flwr {arguments[0]} failed: {one_line(output.error)[-300:]}")
+        return output
