@@ -78,18 +78,18 @@ def config(images: Path, rounds: int) -> Config:
 
 def fleet(chosen: Config, place: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A run of a fleet: its records, and what its rounds took."""
-    with LocalFleet(place / "fleet", chosen, NODES).running() as trial:
-        steps = list(trial.play(place / "run"))
+    with LocalFleet(place / "fleet", chosen, NODES).start() as local_fleet:
+        steps = list(local_fleet.play(place / "run"))
     return [record for record, _ in steps], [timing for _, timing in steps]
 
 
 def bare(sizes: list[int], rounds: int, place: Path, chosen: Config) -> list[float]:
     """Seconds a round of Flower that only carries bytes of these sizes."""
-    trial, out = LocalFleet(place / "bare", chosen, NODES), place / "bare.json"
-    with trial.running():
+    local_fleet, out = LocalFleet(place / "bare", chosen, NODES), place / "bare.json"
+    with local_fleet.start():
         text = BARE.replace("@SIZES@", str(sizes)).replace("@ROUNDS@", str(rounds)).replace("@OUT@", str(out))
-        (trial.folder.path / "fleet_app" / "apps.py").write_text(text)
-        trial.link.start(chosen, place / "none")
+        (local_fleet.project.path / "fleet_app" / "apps.py").write_text(text)
+        local_fleet.superlink.start(chosen, place / "none")
         while not out.is_file():
             time.sleep(0.5)
         time.sleep(0.5)

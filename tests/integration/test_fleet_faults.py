@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,12 +23,13 @@ from fedhen.config.settings import Config
 from fedhen.devices.population import assign_tiers
 from fedhen.errors import UserError
 from fedhen.experiment import checkpoint_files
-from fedhen.fleet import protocol
+from fedhen.fleet import membership, protocol, server
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
+from fedhen.fleet.client import FleetClient
 from fedhen.fleet.client_state import ClientState
-from fedhen.fleet.protocol import Malformed
-from fedhen.fleet.server import Job, play
+from fedhen.fleet.protocol import Malformed, Order
+from fedhen.fleet.server import FleetRun, play
 from fedhen.runs.reader import read_run
 from support.fleets import config, fleet, same_models, simulated, with_only
 from support.inside import InsideGrid, InsideNode, grid
@@ -53,7 +56,7 @@ from support.spoiling import (
 
 
 def played(inside: InsideGrid, chosen: Config, folder: Path, resume: bool = False) -> Path:
-    for _ in play(inside, recipe_app(), Job(chosen, folder, resume, poll=0.01)):
+    for _ in play(inside, recipe_app(), FleetRun(chosen, folder, resume, poll=0.01)):
         pass
     return folder
 
@@ -61,17 +64,17 @@ def played(inside: InsideGrid, chosen: Config, folder: Path, resume: bool = Fals
 SPOILED: list[tuple[Spoil, str]] = [
     (wrong_shape, "has shape"),
     (wrong_type, "another type"),
-    (extra_name, "not one that was sent"),
+    (extra_name, "is unexpected"),
     (missing_name, "is missing"),
-    (enormous, "its weights are"),
+    (enormous, "bytes instead of"),
     (claims_to_be_enormous, "cannot be read"),
     (garbage, "cannot be read"),
-    (another_record, "no weights"),
-    (two_arrays, "no weights"),
+    (another_record, "weights are missing"),
+    (two_arrays, "weights are missing"),
     (nothing, "is missing"),
-    (new_record, "is new"),
+    (new_record, "is unexpected"),
     (no_loss, "loss"),
-    (other_classes, "classes that there are not"),
+    (other_classes, "classes that do not exist"),
     (steering, "?[2J"),
     (raised, "ValueError"),
 ]
@@ -197,7 +200,7 @@ def test_enough_answers_end_a_round(tmp_path: Path) -> None:
 def test_a_device_that_is_not_connected_has_a_stand_in(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "rounds=3")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    steps = play(inside, recipe_app(), Job(chosen, tmp_path / "fleet", poll=0.0))
+    steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
     next(steps)
     gone = [inside.nodes.pop(1000 - 7 * device) for device in (0, 3)]
     rest = [step.record for step in steps]
@@ -218,7 +221,7 @@ def test_a_server_that_goes_back_takes_its_nodes_along(local: str, tmp_path: Pat
     """The nodes have trained round 3, of which the server knows nothing: it goes on after round 2, under new ids."""
     chosen = config("fedhen", local, "rounds=5", "devices.active=6")
     inside, run = grid(assign_tiers(chosen), tmp_path / "nodes"), tmp_path / "fleet"
-    steps = play(inside, recipe_app(), Job(chosen, run, poll=0.0))
+    steps = play(inside, recipe_app(), FleetRun(chosen, run, poll=0.0))
     for _ in range(3):
         next(steps)
     steps.close()
@@ -233,10 +236,26 @@ def test_a_server_that_goes_back_takes_its_nodes_along(local: str, tmp_path: Pat
     assert kept == ([] if local == "plain" else ["round-000004.safetensors", "round-000005.safetensors"])
 
 
+def test_the_records_are_read_once_by_each_server_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SCAFFOLD with a device that diverges in round 2: its memory of round 1 is used in round 3, as in the records."""
+    chosen = config("fedhen", "scaffold", "rounds=5", "devices.active=6", "evaluation.every=1")
+    inside, run = grid(assign_tiers(chosen), tmp_path / "nodes"), tmp_path / "fleet"
+    inside.nodes[1000].app = spoiling(lambda content: nan(content) if next(trained) == 2 else content)
+    trained, reads = itertools.count(1), list[int]()
+    read = server.read_merged_rounds
+    monkeypatch.setattr(server, "read_merged_rounds", lambda *given: reads.append(given[1]) or read(*given))  # type: ignore[func-returns-value]
+    played(inside, replace(chosen, rounds=3), run)
+    assert reads == [1] and read_run(run).rounds[1]["dropped"] == [0]
+    played(inside, chosen, run, resume=True)
+    assert reads == [1, 4]
+    assert [order.memory for order in inside.orders[1000]] == [0, 1, 1, 3, 4]
+    assert [order.memory for order in inside.orders[993]] == [0, 1, 2, 3, 4]
+
+
 def test_a_device_whose_memory_is_gone_is_left_out(tmp_path: Path) -> None:
     chosen = config("fedhen", "scaffold", "rounds=2", "devices.active=6")
     steps = play(
-        grid(assign_tiers(chosen), tmp_path / "nodes"), recipe_app(), Job(chosen, tmp_path / "fleet", poll=0.0)
+        grid(assign_tiers(chosen), tmp_path / "nodes"), recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0)
     )
     next(steps)
     (path,) = (tmp_path / "nodes" / "2").rglob("round-*.safetensors")
@@ -250,7 +269,7 @@ def test_a_stranger_takes_nobodys_place(tmp_path: Path) -> None:
     """A node that claims a name while its owner is connected, and one that comes too late, wait for the next run."""
     chosen = config("fedhen", "plain", "rounds=3", "devices.active=6")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    steps = play(inside, recipe_app(), Job(chosen, tmp_path / "fleet", poll=0.0))
+    steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
     next(steps)
     name = (tmp_path / "nodes" / "0" / "name").read_text()
     tiers = {"tier": "simple", "device": 0}
@@ -260,6 +279,67 @@ def test_a_stranger_takes_nobodys_place(tmp_path: Path) -> None:
         list(steps)
     assert ("train", 1) not in inside.log and [entry for entry in inside.log if entry[1] == 1] == [("query", 1)]
     assert same_models(tmp_path / "fleet", simulated(chosen, tmp_path / "simulated"))
+
+
+def test_the_configuration_travels_once_to_each_node(tmp_path: Path) -> None:
+    """Three rounds with all six devices; a resumed run is another server process, which sends it again."""
+    chosen = config("fedhen", "plain", "rounds=4", "devices.active=6", "evaluation.every=1")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
+    run = played(inside, replace(chosen, rounds=3), tmp_path / "fleet")
+    assert sorted(inside.config_texts()) == sorted(inside.nodes)
+    assert len([node for kind, node in inside.log if kind == "train"]) == 3 * 6
+    played(inside, chosen, run, resume=True)
+    assert sorted(inside.config_texts()) == sorted([*inside.nodes] * 2)
+    assert all(len([*(tmp_path / "nodes" / str(device)).glob("configs/*")]) == 2 for device in range(6))
+    there = simulated(chosen, tmp_path / "simulated")
+    assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+
+
+def empty(state: Path) -> None:
+    shutil.rmtree(state)
+    state.mkdir()
+
+
+def alter_config(state: Path) -> None:
+    (stored,) = (state / "configs").iterdir()
+    text = stored.read_text()
+    assert "epochs = 1\n" in text
+    stored.write_text(text.replace("epochs = 1\n", "epochs = 2\n"))
+
+
+@pytest.mark.parametrize("damage", [empty, alter_config])
+def test_a_node_without_the_configuration_gets_it_again_in_the_same_round(
+    damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Whether its state folder is empty, or what is stored there was altered and must not be used."""
+    chosen = config("fedhen", "plain", "rounds=3", "devices.active=6")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
+    steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
+    next(steps)
+    damage(tmp_path / "nodes" / "2")
+    records = [step.record for step in steps]
+    assert Counter(inside.config_texts()) == {node: 2 if node == 1000 - 7 * 2 else 1 for node in inside.nodes}
+    assert not any({"failed", "late"} & {*record} for record in records)
+    there = simulated(chosen, tmp_path / "simulated")
+    assert (tmp_path / "fleet" / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+    assert same_models(tmp_path / "fleet", there)
+
+
+def test_a_node_that_always_asks_for_the_configuration_is_left_out(tmp_path: Path) -> None:
+    chosen = config("fedhen", "plain", "rounds=1", "devices.active=6")
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
+    inside.nodes[1000].app = spoiling(lambda content: protocol.pack_config_request())
+    with pytest.warns(UserWarning, match="a device failed"):
+        (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
+    assert record["failed"] == [0] and inside.config_texts().count(1000) == 2
+
+
+def test_a_configuration_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None:
+    client = FleetClient(recipe_app(), {"tier": "simple", "device": 0, "state": str(tmp_path)}, 1)
+    order = Order("run", 1, 0, "simple", 1.0, 0, (1, 8, 8), 10, protocol.digest_of("rounds = 1"), "rounds = 2")
+    with pytest.raises(Malformed, match="does not match its digest"):
+        client.find_config(order)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_each_node_is_asked_once_who_it_is(tmp_path: Path) -> None:
@@ -273,7 +353,7 @@ def test_a_server_without_test_data_trains_the_same_models(tmp_path: Path) -> No
     chosen = config("fedhen", "plain", "evaluation.devices=false")
     blind = replace(recipe_app(), test_data=lambda config: None, inputs=(1, 8, 8), classes=10)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", blind)
-    for _ in play(inside, blind, Job(chosen, tmp_path / "blind", poll=0.0)):
+    for _ in play(inside, blind, FleetRun(chosen, tmp_path / "blind", poll=0.0)):
         pass
     assert same_models(tmp_path / "blind", simulated(chosen, tmp_path / "simulated"))
     run = read_run(tmp_path / "blind")
@@ -290,7 +370,7 @@ def test_an_app_brings_its_own_models_and_data(tmp_path: Path) -> None:
     own = App(training_data, inputs=(6,), classes=3, family=two_exits())
     chosen = config("fedhen", "scaffold", "evaluation.devices=false", "fleet.wait_seconds=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", own)
-    for _ in play(inside, own, Job(chosen, tmp_path / "own", poll=0.0)):
+    for _ in play(inside, own, FleetRun(chosen, tmp_path / "own", poll=0.0)):
         pass
     assert len(read_run(tmp_path / "own").rounds) == 3
 
@@ -339,7 +419,7 @@ def test_a_fleet_that_does_not_come_together_says_who_is_missing(tmp_path: Path)
 def test_a_simulated_run_is_not_gone_on_with_by_a_fleet_nor_the_other_way_round(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "rounds=1")
     there = simulated(chosen, tmp_path / "simulated")
-    with pytest.raises(UserError, match="was not played by a fleet"):
+    with pytest.raises(UserError, match="was not played by a fleet; resume"):
         played(grid(assign_tiers(chosen), tmp_path / "n"), replace(chosen, rounds=2), there, resume=True)
     here = fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
     with pytest.raises(UserError, match="fedhen fleet run --resume"):
@@ -348,23 +428,65 @@ def test_a_simulated_run_is_not_gone_on_with_by_a_fleet_nor_the_other_way_round(
         fedhen.resume(here, rounds=2)
 
 
+IDENTITY = {"tier": "simple", "samples": 3, "name": "one", "place": -1}
+ORDER = {
+    **{"run": "run", "round": 1, "device": 0, "tier": "simple", "omega": 0.5, "memory": 0, "inputs": [1, 8, 8]},
+    **{"classes": 10, "config_digest": "0" * 64, "config_text": ""},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "field", "value"),
+    [
+        *(("node", IDENTITY, "samples", value) for value in (0, True, "3", 2.0, 2**41)),
+        *(("node", IDENTITY, "name", value) for value in (3, "x" * 101)),
+        *(("node", IDENTITY, "place", value) for value in (-2, "0")),
+        *(("order", ORDER, "round", value) for value in (0, "1", 1.0)),
+        *(("order", ORDER, "inputs", value) for value in ([0], ["1"], 8)),
+        *(("order", ORDER, "omega", value) for value in (-1.0, float("nan"), "1")),
+        *(("order", ORDER, "config_digest", value) for value in ("", "../config", "0" * 63, "G" * 64)),
+    ],
+)
+def test_records_are_checked_when_they_are_read(name: str, values: dict[str, Any], field: str, value: Any) -> None:
+    read: Callable[[RecordDict], object] = protocol.read_identity if name == "node" else protocol.read_order
+    whole = {"format": protocol.FORMAT, **values}
+    read(RecordDict({name: ConfigRecord(whole)}))
+    for wrong in ({**whole, field: value}, {key: whole[key] for key in whole if key != field}, {**whole, "format": 1}):
+        with pytest.raises(Malformed) as told:
+            read(RecordDict({name: ConfigRecord(wrong)}))
+        assert str(told.value).isprintable()
+
+
+@pytest.mark.parametrize("change", [{"run": 3}, {"devices": [{"tier": "simple"}]}, {"devices": 3}, {"flower": "x"}])
+def test_a_damaged_fleet_file_is_refused_in_one_line(change: dict[str, Any], tmp_path: Path) -> None:
+    chosen = config("fedhen", "plain")
+    whole = {"run": "r", "flower": "7", "devices": [{**IDENTITY, "node": "12"}] * 6}
+    (tmp_path / "fleet.json").write_text(json.dumps(whole))
+    member = membership.read_membership(tmp_path, grid([], tmp_path), chosen).members[5]
+    assert (member.identity.samples, member.node, membership.read_flower_run(tmp_path)) == (3, 12, "7")
+    (tmp_path / "fleet.json").write_text(json.dumps({**whole, **change}))
+    with pytest.raises(UserError, match=r"fleet\.json is damaged"):
+        membership.read_membership(tmp_path, grid([], tmp_path), chosen)
+    assert membership.read_flower_run(tmp_path) == ""
+
+
 LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.float64), "c": torch.zeros(0, 4)}
 
 
 def test_weights_travel_as_they_are() -> None:
     sent = {"b": torch.tensor(2.5, dtype=torch.float64), "a": torch.randn(2, 3), "c": torch.zeros(0, 4)}
-    back = protocol.unpack(protocol.pack(sent), LIKE)
+    back = protocol.unpack_weights(protocol.pack_weights(sent), LIKE)
     assert [*back] == [*LIKE] and all(torch.equal(back[name], sent[name]) for name in LIKE)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 255), st.integers(0, 40))
 def test_bytes_that_were_changed_are_refused_or_have_the_right_shapes(place: int, byte: int, cut: int) -> None:
-    data = bytearray(protocol.pack(LIKE)["weights"].data)
+    data = bytearray(protocol.pack_weights(LIKE)["weights"].data)
     data[place % len(data)] = byte
     data = data[: len(data) - cut]
     record = ArrayRecord({"weights": Array("uint8", (len(data),), "safetensors", bytes(data))})
     try:
-        found = protocol.unpack(record, LIKE)
+        found = protocol.unpack_weights(record, LIKE)
     except Malformed as error:
         assert str(error).isprintable()
         return

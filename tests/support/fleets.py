@@ -14,7 +14,7 @@ from fedhen.devices.population import assign_tiers
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import recipe_app
-from fedhen.fleet.server import Job, play
+from fedhen.fleet.server import FleetRun, play
 from support.inside import grid
 
 SMALL = [
@@ -39,7 +39,7 @@ def simulated(chosen: Config, folder: Path) -> Path:
 
 
 def fleet(chosen: Config, folder: Path, state: Path) -> Path:
-    for _ in play(grid(assign_tiers(chosen), state), recipe_app(), Job(chosen, folder, poll=0.0)):
+    for _ in play(grid(assign_tiers(chosen), state), recipe_app(), FleetRun(chosen, folder, poll=0.0)):
         pass
     return folder
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -18,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
+from fedhen.fleet.protocol import Order, read_order
 
 
 def travelled(message: Message) -> Message:
@@ -48,6 +50,8 @@ class InsideGrid(Grid):
     """Bytes of weights that went down."""
     replies: dict[str, Message] = field(default_factory=dict)
     log: list[tuple[str, int]] = field(default_factory=list)
+    orders: dict[int, list[Order]] = field(default_factory=lambda: defaultdict(list))
+    """Node -> the orders that it was sent."""
 
     def __post_init__(self) -> None:
         # Messages can only be made where Flower's own processes have said who they are.
@@ -60,11 +64,17 @@ class InsideGrid(Grid):
             numbers.append(arrived.metadata.message_id)
             node_id, group = arrived.metadata.dst_node_id, arrived.metadata.group_id
             self.log.append((arrived.metadata.message_type, node_id))
+            if arrived.metadata.message_type == MessageType.TRAIN:
+                self.orders[node_id].append(read_order(arrived.content))
             node = self.nodes[node_id]
             if not node.silent(group):
                 context = Context(1, node_id, dict(node.config), RecordDict(), {})
                 self.replies[numbers[-1]] = travelled(node.app(arrived, context))
         return numbers
+
+    def config_texts(self) -> list[int]:
+        """Returns the node of every order that carried the text of the configuration."""
+        return [node for node, orders in self.orders.items() for order in orders if order.config_text]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self.replies.pop(number) for number in message_ids if number in self.replies]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 from safetensors.torch import load, save
 
+from fedhen.fleet import protocol
 from fedhen.fleet.app import recipe_app
 from fedhen.fleet.apps import client_app
+from fedhen.fleet.client_state import ConfigStore
 from fedhen.params import Weights
 
 Spoil = Callable[[RecordDict], Any]
@@ -99,12 +102,12 @@ def new_record(content: RecordDict) -> RecordDict:
 
 
 def no_loss(content: RecordDict) -> RecordDict:
-    content["update"] = ConfigRecord({"format": 1, "loss": "low", "present": [0]})
+    content["update"] = ConfigRecord({"format": protocol.FORMAT, "loss": "low", "present": [0]})
     return content
 
 
 def other_classes(content: RecordDict) -> RecordDict:
-    content["update"] = ConfigRecord({"format": 1, "loss": 0.5, "present": [10**9]})
+    content["update"] = ConfigRecord({"format": protocol.FORMAT, "loss": 0.5, "present": [10**9]})
     return content
 
 
@@ -141,9 +144,10 @@ def spoiling_by_round(name: str) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        reply, order = honest(message, context), message.content["order"]
-        assert isinstance(order, ConfigRecord)
-        if context.node_config["tier"] != "complex" or f'recipe = "{name}"' not in str(order["config"]):
+        reply, order = honest(message, context), protocol.read_order(message.content)
+        # The honest app has stored the configuration if this order carried it.
+        config_text = ConfigStore(Path(str(context.node_config["state"]))).read(order.config_digest)
+        if context.node_config["tier"] != "complex" or f'recipe = "{name}"' not in str(config_text):
             return reply
         spoil = BY_ROUND[(int(message.metadata.group_id) - 1) % len(BY_ROUND)]
         return Message(spoil(reply.content), reply_to=message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -12,10 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fedhen.cli import main
@@ -25,7 +25,7 @@ from fedhen.errors import UserError
 from fedhen.fileio import untrusted
 from fedhen.fleet import follow
 from fedhen.fleet.local_fleet import free_port
-from fedhen.fleet.processes import Processes, find_marked
+from fedhen.fleet.processes import Processes, find_marked, kill_marked
 from fedhen.fleet.project import FleetProject, run_line
 from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.layout import ROUNDS, TIMING
@@ -38,7 +38,7 @@ from pathlib import Path
 from fedhen.cli.fleet import interruptible
 from fedhen.fleet import processes as fleets
 
-fleets.GRACE = 600
+fleets.GRACE_SECONDS = 600
 processes = fleets.Processes(Path("logs"))
 with interruptible():
     try:
@@ -61,28 +61,25 @@ while True:
 
 
 @contextmanager
-def starting(program: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
-    """The process, the mark of what it starts, and the watcher's place in /proc."""
+def starting(program: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+    """Yields the process, the mark of what it starts, and the watcher's process id."""
     with subprocess.Popen(
         [sys.executable, "-c", STARTING, program], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
         mark, watcher = process.stdout.readline().split()
         try:
-            yield process, mark, Path("/proc") / watcher
+            yield process, mark, int(watcher)
         finally:
             process.kill()
-            for pid in find_marked(mark):
-                # The watcher may be quicker.
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_marked(mark)
 
 
-def ended(mark: str, watcher: Path) -> bool:
+def ended(mark: str, watcher: int) -> bool:
     """Whether nothing is left; a zombie of the watcher waits for whoever adopts it."""
     try:
-        gone = "State:\tZ" in (watcher / "status").read_text()
-    except OSError:
+        gone = psutil.Process(watcher).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         gone = True
     return gone and not find_marked(mark)
 
@@ -201,8 +198,8 @@ def test_rounds_added_to_a_finished_run_are_followed(
         return reading
 
     record(1)
-    monkeypatch.setattr(follow, "LOOK", 0.0)
-    for name in ("json_lines", "json_object"):
+    monkeypatch.setattr(follow, "FOLDER_POLL_SECONDS", 0.0)
+    for name in ("read_json_lines", "read_json"):
         monkeypatch.setattr(untrusted, name, with_the_server_before(getattr(untrusted, name)))
     rounds = follow.follow(SuperLinkClient(fleet, Processes(tmp_path / "logs")), "1", run, after=1, planned=2)
     assert [record["round"] for record, _ in rounds] == [2]
@@ -249,15 +246,15 @@ def test_how_a_run_ends_is_asked_of_flower(
     status: str, log: str, more: str, end: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the server is on another machine there is no other sign of it."""
-    monkeypatch.setattr(follow, "ASK", 0.0)
+    monkeypatch.setattr(follow, "STATUS_POLL_SECONDS", 0.0)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "flwr").write_text(FLWR.format(tmp_path))
     (tmp_path / "flwr").chmod(0o755)
     (tmp_path / "status").write_text(json.dumps({"success": True, "runs": [{"status": f"finished:{status}"}]}))
     for name, text in (("log", log), ("more", more), (ROUNDS, '{"round": 1}\n'), (TIMING, '{"round": 1}\n')):
         (tmp_path / name).write_text(text)
-    link = SuperLinkClient(FleetProject(tmp_path, "127.0.0.1:1", secure=False), Processes(tmp_path / "logs"))
-    rounds = follow.follow(link, "1", tmp_path, after=1, planned=9, go_on="LINE")
+    superlink = SuperLinkClient(FleetProject(tmp_path, "127.0.0.1:1", secure=False), Processes(tmp_path / "logs"))
+    rounds = follow.follow(superlink, "1", tmp_path, after=1, planned=9, resume_command="LINE")
     if end is None:
         assert [record for record, _ in rounds] == [json.loads(line) for line in more.splitlines()]
     else:
@@ -287,15 +284,15 @@ def test_another_service_on_the_port_is_no_superlink(answer: bytes, tmp_path: Pa
 
 def test_a_superlink_that_is_gone_ends_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few questions: one that starts again is waited for."""
-    monkeypatch.setattr(follow, "ASK", 0.0)
+    monkeypatch.setattr(follow, "STATUS_POLL_SECONDS", 0.0)
     fleet, run = FleetProject(tmp_path / "fleet", f"127.0.0.1:{free_port()}", secure=False), tmp_path / "run"
     fleet.write_app(load_recipe("digits"))
     run.mkdir()
     for name in ("rounds.jsonl", "timing.jsonl"):
         (run / name).write_text('{"round": 1}\n')
-    link = SuperLinkClient(fleet, Processes(tmp_path / "logs"))
+    superlink = SuperLinkClient(fleet, Processes(tmp_path / "logs"))
     line = f"fedhen fleet run {tmp_path}/fleet --resume {tmp_path}/run"
-    for go_on, end in ((run_line(fleet.path, run), f", go on with: {line}"), ("", f" in {run}")):
+    for resume_command, end in ((run_line(fleet.path, run), f", go on with: {line}"), ("", f" in {run}")):
         with pytest.raises(UserError, match="does not answer") as told:
-            [*follow.follow(link, "1", run, 1, 2, go_on)]
+            [*follow.follow(superlink, "1", run, 1, 2, resume_command)]
         assert str(told.value).endswith(f"1 rounds are saved{end}")

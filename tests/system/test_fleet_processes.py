@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedhen.config import toml
@@ -25,12 +26,12 @@ from fedhen.errors import UserError
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet, free_port
-from fedhen.fleet.processes import MARK, Processes, find_marked
+from fedhen.fleet.processes import MARK, Processes, find_marked, kill_marked
 from fedhen.fleet.project import CONNECTION, FleetProject, fit_to_nodes, open_project
 from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.reader import read_run
 from support.fleets import same_models, with_only
-from support.kills import descendants, kill_tree, wait_for
+from support.kills import kill_tree, wait_for
 
 TESTS = Path(__file__).parent.parent
 NODES = {"simple": 1, "complex": 1}
@@ -93,91 +94,92 @@ def numbers_in(log: str) -> list[str]:
     return re.findall(r"SuperNode ID: (\d+)", log)
 
 
-def serverapp(trial: LocalFleet) -> list[int]:
+def serverapp(local_fleet: LocalFleet) -> list[psutil.Process]:
     """The processes of the server's app."""
-    return [p for p in trial.processes.left() if b"flwr-serverapp" in command_of(p)]
+    return [p for p in local_fleet.processes.find_running() if "flwr-serverapp" in command_of(p)]
 
 
-def command_of(pid: int) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+def command_of(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
-def runs_of(trial: LocalFleet) -> dict[str, str]:
+def runs_of(local_fleet: LocalFleet) -> dict[str, str]:
     """Flower's number of every run -> how it goes."""
-    said = trial.processes.call(["flwr", "ls", CONNECTION, "--format", "json"], trial.folder.home).stdout
+    said = local_fleet.processes.call(["flwr", "ls", CONNECTION, "--format", "json"], local_fleet.project.home).stdout
     return {str(run["run-id"]): run["status"] for run in json.loads(said)["runs"]}
 
 
 @pytest.fixture(scope="module")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+def local_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
     fleet = LocalFleet(tmp_path_factory.mktemp("plain") / "fleet", config(), NODES, database=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-        with fleet.running():
+        with fleet.start():
             (fleet.path / "fleet_app" / "apps.py").write_text(SPOILED_APP)
             yield fleet
-    assert fleet.processes.left() == []
+    assert fleet.processes.find_running() == []
 
 
 @pytest.mark.xdist_group("plain fleet")
 class TestPlain:
     """Two nodes without TLS."""
 
-    def play(self, trial: LocalFleet, chosen: Config, run: Path, resume: bool = False) -> Path:
-        trial.config = chosen
-        for _ in trial.play(run, resume):
+    def play(self, local_fleet: LocalFleet, chosen: Config, run: Path, resume: bool = False) -> Path:
+        local_fleet.config = chosen
+        for _ in local_fleet.play(run, resume):
             pass
         return run
 
-    def test_the_fleet_is_the_simulator_to_the_bit(self, trial: LocalFleet, tmp_path: Path) -> None:
+    def test_the_fleet_is_the_simulator_to_the_bit(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
         chosen = config("rounds=3")
-        here, there = self.play(trial, chosen, tmp_path / "fleet"), simulated(chosen, tmp_path / "simulated")
+        here, there = self.play(local_fleet, chosen, tmp_path / "fleet"), simulated(chosen, tmp_path / "simulated")
         assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
         assert same_models(here, there)
 
-    def test_answers_that_are_none(self, trial: LocalFleet, tmp_path: Path) -> None:
+    def test_answers_that_are_none(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
         """NaN, a wrong shape, a new name, an enormous tensor, garbage: a round each, and no trace of the node."""
         chosen = config("rounds=5", "recipe=spoiled", "evaluation.devices=false")
-        here = self.play(trial, chosen, tmp_path / "fleet")
+        here = self.play(local_fleet, chosen, tmp_path / "fleet")
         rounds = read_run(here).rounds
         assert rounds[0]["dropped"] == [1] and [record.get("failed") for record in rounds[1:]] == [[1]] * 4
         assert same_models(here, with_only(lambda _: [0], chosen, tmp_path / "simulated"))
         told = (here / "errors.jsonl").read_text().splitlines()
-        for line, words in zip(told, ("has shape", "not one that was sent", "bytes instead", "cannot be"), strict=True):
+        for line, words in zip(told, ("has shape", "is unexpected", "bytes instead", "cannot be"), strict=True):
             assert words in line
 
-    def test_told_to_stop_while_it_submits_a_run_is_stopped(self, trial: LocalFleet, tmp_path: Path) -> None:
-        before = {*runs_of(trial)}
-        command = [sys.executable, "-m", "fedhen", "fleet", "run", str(trial.path), "--out", "run"]
+    def test_told_to_stop_while_it_submits_a_run_is_stopped(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
+        before = {*runs_of(local_fleet)}
+        command = [sys.executable, "-m", "fedhen", "fleet", "run", str(local_fleet.path), "--out", "run"]
         with subprocess.Popen(command, cwd=tmp_path) as running, ExitStack() as always:
             always.callback(running.kill)
-            wait_for(lambda: any(b"--run-config" in command_of(pid) for pid in descendants(running.pid)))
+            parent = psutil.Process(running.pid)
+            wait_for(lambda: any("--run-config" in command_of(child) for child in parent.children(recursive=True)))
             running.terminate()
             assert running.wait(240) == 128 + signal.SIGTERM
-        ((number, status),) = (run for run in runs_of(trial).items() if run[0] not in before)
+        ((number, status),) = (run for run in runs_of(local_fleet).items() if run[0] not in before)
         assert status == "finished:stopped"
-        trial.link.stop(number)  # One that has ended in between is no error.
+        local_fleet.superlink.stop(number)  # One that has ended in between is no error.
         with pytest.raises(UserError, match="flwr stop failed"):
-            trial.link.stop("12345")
+            local_fleet.superlink.stop("12345")
 
-    def test_a_killed_serverapp_and_a_killed_superlink(self, trial: LocalFleet, tmp_path: Path) -> None:
+    def test_a_killed_serverapp_and_a_killed_superlink(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
         """SCAFFOLD: the run goes on after each, from another process and in the end to the same bytes."""
         chosen, run = config("rounds=3", "local.name=scaffold"), tmp_path / "fleet"
-        trial.link.start(chosen, run)
+        local_fleet.superlink.start(chosen, run)
         wait_for(lambda: rounds_of(run) >= 1)
         # One of an earlier run may just be ending.
-        (pid,) = wait_for(lambda: found if len(found := serverapp(trial)) == 1 else [])
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not serverapp(trial))
-        trial.link.start(chosen, run, resume=True)
+        (process,) = wait_for(lambda: found if len(found := serverapp(local_fleet)) == 1 else [])
+        process.kill()
+        wait_for(lambda: not serverapp(local_fleet))
+        local_fleet.superlink.start(chosen, run, resume=True)
         wait_for(lambda: rounds_of(run) >= 2)
-        superlink = trial.processes.running[SUPERLINK]
+        superlink = local_fleet.processes.running[SUPERLINK]
         kill_tree(superlink.pid)
         superlink.wait()
-        trial.start_superlink()
-        done = fedhen("fleet", "run", str(trial.path), "--resume", str(run), "--quiet", cwd=tmp_path)
+        local_fleet.start_superlink()
+        done = fedhen("fleet", "run", str(local_fleet.path), "--resume", str(run), "--quiet", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         there = simulated(chosen, tmp_path / "simulated")
         assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
@@ -185,7 +187,7 @@ class TestPlain:
         # One whose records are damaged says what can be done, and not to go on with it.
         first = (run / "rounds.jsonl").read_text().splitlines()[0]
         (run / "rounds.jsonl").write_text(f"{first}\nround 2\n")
-        done = fedhen("fleet", "run", str(trial.path), "--resume", str(run), "--rounds", "4", cwd=tmp_path)
+        done = fedhen("fleet", "run", str(local_fleet.path), "--resume", str(run), "--rounds", "4", cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr.endswith("holds 1 whole rounds only; start another run\n")
 
@@ -228,13 +230,9 @@ class Shell:
         for process in self.running.values():
             process.terminate()
         end = time.monotonic() + 10
-        while (left := find_marked(self.mark)) and time.monotonic() < end:
+        while find_marked(self.mark) and time.monotonic() < end:
             time.sleep(0.2)
-        while left:
-            for pid in left:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            left = find_marked(self.mark)
+        kill_marked(self.mark)
         for process in self.running.values():
             process.wait()
 
@@ -298,10 +296,10 @@ class TestSecure:
         wait_for((shell.cwd / "held-complex-2").exists)
         before = numbers_in(shell.log("complex-1"))
         # The shell, the node and its client.
-        for pid in find_marked(shell.mark):
-            with suppress(OSError):
-                if b"complex-1" in Path(f"/proc/{pid}/environ").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+        for process in find_marked(shell.mark):
+            with suppress(psutil.Error):
+                if any("complex-1" in value for value in process.environ().values()):
+                    process.kill()
         in_training.unlink()
         node = shell.line('tier="complex"')
         shell.start("complex-1", f"until false; do {node}; sleep 1; done")
@@ -327,25 +325,14 @@ def test_fleet_up_leaves_nothing_behind(tmp_path: Path) -> None:
     ):
         try:
             wait_for(lambda: (tmp_path / "run" / "fleet.json").is_file())
-            assert len(with_variable(mark)) > 4
+            assert len(find_marked(mark, "FEDHEN_TEST")) > 4
             up.send_signal(signal.SIGINT)
             assert up.wait(240) == 130
         finally:
             up.kill()
-    assert with_variable(mark) == []
+    assert find_marked(mark, "FEDHEN_TEST") == []
     for phase in ("starting the SuperLink", "starting 2 nodes", "waits for its nodes"):
         assert phase in (tmp_path / "said").read_text()
-
-
-def with_variable(mark: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"FEDHEN_TEST={mark}".encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_a_fleet_that_is_not_there(tmp_path: Path) -> None:

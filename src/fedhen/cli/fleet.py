@@ -62,7 +62,7 @@ def add_commands(commands: Any) -> None:
     init.add_argument(
         "--address", default="127.0.0.1:8000", metavar="HOST:PORT", help="of the server (default: %(default)s)"
     )
-    add_nodes(init, one=1)
+    add_nodes(init, default=1)
     init.set_defaults(run=init_command, config=None, settings=[])
     run = within.add_parser("run", help="start a training on a running SuperLink, or go on with one")
     run.add_argument(
@@ -80,7 +80,7 @@ def add_commands(commands: Any) -> None:
     add_recipe(up, "digits")
     up.add_argument("--method", metavar="M", help=f"{METHODS_HELP} (default: the recipe's, fedhen)")
     add_method_options(up)
-    add_nodes(up, one=2)
+    add_nodes(up, default=2)
     up.add_argument("--rounds", type=int, metavar="N", default=3, help="communication rounds (default: %(default)s)")
     up.add_argument("--active", type=int, metavar="N", help="nodes that train in a round (default: all)")
     up.add_argument("--secure", action="store_true", help="with TLS and a key for every node")
@@ -89,19 +89,19 @@ def add_commands(commands: Any) -> None:
     up.set_defaults(run=up_command)
 
 
-def add_nodes(command: argparse.ArgumentParser, one: int) -> None:
+def add_nodes(command: argparse.ArgumentParser, default: int) -> None:
     """How many nodes of each tier."""
     for tier in ("simple", "complex"):
-        command.add_argument(f"--{tier}", type=int, metavar="N", help=f"nodes of tier {tier} (default: {one})")
+        command.add_argument(f"--{tier}", type=int, metavar="N", help=f"nodes of tier {tier} (default: {default})")
     command.add_argument(
         "--nodes", action="append", default=[], metavar="TIER=N", help="nodes of any other tier; may be repeated"
     )
-    command.set_defaults(one=one)
+    command.set_defaults(default_nodes=default)
 
 
 def parse_nodes(options: argparse.Namespace, config: Config) -> dict[str, int]:
     """Tier -> how many nodes are asked for."""
-    found = dict.fromkeys(config.tiers, options.one)
+    found = dict.fromkeys(config.tiers, options.default_nodes)
     given = {tier: getattr(options, tier) for tier in ("simple", "complex") if getattr(options, tier) is not None}
     for text in options.nodes:
         tier, equals, number = text.partition("=")
@@ -115,16 +115,16 @@ def init_command(options: argparse.Namespace) -> int:
     """`fedhen fleet init`."""
     require_flower()
     from fedhen.fleet.project import FleetProject
-    from fedhen.fleet.scaffold import create_project, exposure_warning, make_instructions
+    from fedhen.fleet.scaffold import create_project, make_instructions, warn_of_exposure
 
     config = config_from_options(options)
     nodes = parse_nodes(options, config)
     # What is printed works from anywhere.
-    folder = FleetProject(options.folder.resolve(), options.address)
-    create_project(folder, config, nodes)
-    print(make_instructions(folder, nodes))
-    if said := exposure_warning(options.address):
-        tell(said)
+    project = FleetProject(options.folder.resolve(), options.address)
+    create_project(project, config, nodes)
+    print(make_instructions(project, nodes))
+    if said := warn_of_exposure(options.address):
+        print_message(said)
     return 0
 
 
@@ -137,44 +137,44 @@ def run_command(options: argparse.Namespace) -> int:
 
     if options.resume is not None and options.out is not None:
         raise UserError("--resume goes on in the run's own folder: leave out --out")
-    folder = open_project(options.folder.resolve())
-    config = apply_options(read_toml(folder.path / SETTINGS), options)
-    link = SuperLinkClient(folder, Processes(folder.path / "logs"))
+    project = open_project(options.folder.resolve())
+    config = apply_options(read_toml(project.path / SETTINGS), options)
+    superlink = SuperLinkClient(project, Processes(project.path / "logs"))
     if options.resume is not None:
         config = restore_settings(config, options.resume, options.rounds)
-    link.wait(0.0)
-    run = options.resume or new_run(options.out, config)
-    play(link, config, run, options)
+    superlink.wait(0.0)
+    run = options.resume or create_run(options.out, config)
+    follow_run(superlink, config, run, options)
     print(describe_result(run) if (run / SUMMARY).is_file() else f"the run has finished on the server, in {run}")
     return 0
 
 
-def play(link: SuperLinkClient, config: Config, run: Path, options: argparse.Namespace) -> None:
+def follow_run(superlink: SuperLinkClient, config: Config, run: Path, options: argparse.Namespace) -> None:
     """Start a training and show its rounds; told to stop, stop it."""
     from fedhen.fleet.follow import follow, last_round, read_finished_rounds
     from fedhen.fleet.project import run_line
 
-    go_on, after = run_line(link.folder.path, run), last_round(run)
+    resume_command, after = run_line(superlink.project.path, run), last_round(run)
     with interruptible() as signals:
         # A run that nobody has the number of could not be stopped.
         signals.wait = True
-        number = link.start(config, run, options.resume is not None)
+        number = superlink.start(config, run, options.resume is not None)
         try:
             signals.heed()
             with make_display({config.method: config.rounds}, options.quiet) as shown:
-                for record, timing in follow(link, number, run, after, config.rounds, go_on):
+                for record, timing in follow(superlink, number, run, after, config.rounds, resume_command):
                     shown.show(config.method, record, timing)
         except RunStopped as told:
-            said = explain_stop(link, number)
+            said = explain_stop(superlink, number)
             # Before its first round there is nothing to go on with, nor after its last.
             is_left = (run / CONFIG).is_file() and read_finished_rounds(run) < config.rounds
-            raise RunStopped(told.signal, f"{said}; go on with: {go_on}" if is_left else said) from None
+            raise RunStopped(told.signal, f"{said}; go on with: {resume_command}" if is_left else said) from None
 
 
-def explain_stop(link: SuperLinkClient, number: str) -> str:
+def explain_stop(superlink: SuperLinkClient, number: str) -> str:
     """Stop a run on the SuperLink, and say what became of it."""
     try:
-        link.stop(number)
+        superlink.stop(number)
     except UserError as error:
         return f"the run could not be stopped: {error}"
     return "stopped"
@@ -201,16 +201,18 @@ def up_command(options: argparse.Namespace) -> int:
     config = choose(options, default="digits", method=options.method).config
     nodes = parse_nodes(options, config)
     config = fit_to_nodes(config, nodes, options.active)
-    run = new_run(options.out, config)
-    trial = LocalFleet(run / "fleet", config, nodes, options.secure, tell=(lambda _: None) if options.quiet else tell)
-    with interruptible(), trial.running(), make_display({config.method: config.rounds}, options.quiet) as shown:
-        for record, timing in trial.play(run):
+    run = create_run(options.out, config)
+    local_fleet = LocalFleet(
+        run / "fleet", config, nodes, options.secure, report=(lambda _: None) if options.quiet else print_message
+    )
+    with interruptible(), local_fleet.start(), make_display({config.method: config.rounds}, options.quiet) as shown:
+        for record, timing in local_fleet.play(run):
             shown.show(config.method, record, timing)
     print(describe_result(run))
     return 0
 
 
-def new_run(out: Path | None, config: Config) -> Path:
+def create_run(out: Path | None, config: Config) -> Path:
     """A fresh folder for a run."""
     local = f"-{config.local.name}" if config.local.name != "plain" else ""
     name = f"{config.recipe}-{config.method}{local}-fleet"
@@ -252,7 +254,7 @@ def interruptible() -> Iterator[Signals]:
             signal.signal(number, handler)
 
 
-def tell(said: str) -> None:
+def print_message(said: str) -> None:
     """A line beside the output."""
     print(f"fedhen: {said}", file=sys.stderr, flush=True)
 

@@ -40,15 +40,15 @@ class App:
     test_data: Callable[[Config], Sequence[object] | None] = lambda config: None
     """(the run's configuration) -> x, y: what the server scores its models on; none where it has no such data."""
     inputs: tuple[int, ...] | None = None
-    """The shape of one input; found from the test data if there is some."""
+    """The shape of one input; examples from the test data if there is some."""
     classes: int | None = None
-    """How many classes there are; found likewise."""
+    """How many classes there are; examples likewise."""
     family: Family | None = None
     """Models of its own, instead of those that the configuration names."""
     method: Method | None = None
     """A method of its own likewise."""
 
-    def method_of(self, config: Config) -> Method:
+    def resolve_method(self, config: Config) -> Method:
         """The method, of which only the name travels."""
         if self.method is not None:
             return self.method
@@ -56,27 +56,27 @@ class App:
             raise UserError("a fleet does not run a method's file: import it in the app, as App(..., method=...)")
         return load_method(config.method)
 
-    def family_of(self, config: Config, data: Data) -> Family:
+    def resolve_family(self, config: Config, data: Data) -> Family:
         """The models."""
         return self.family or make_family(config, data.shape, data.classes)
 
-    def on_device(self, node: NodeConfig, config: Config, inputs: Sequence[int], classes: int) -> Data:
+    def load_device_data(self, node: NodeConfig, config: Config, inputs: Sequence[int], classes: int) -> Data:
         """What a device trains on, all of it in one shard."""
-        data = _data(self.training_data(node, config), classes)
+        data = _check_data(self.training_data(node, config), classes)
         if data.shape != tuple(inputs):
             raise UserError(f"this device's inputs have shape {data.shape}, the fleet's {tuple(inputs)}")
         shard = np.arange(len(data.y), dtype=np.int64)
         return replace(data, x_test=data.x[:0], y_test=data.y[:0], shards=(shard,))
 
-    def samples(self, node: NodeConfig, config: Config) -> int:
+    def count_samples(self, node: NodeConfig, config: Config) -> int:
         """How many examples a device has."""
-        return len(_data(self.training_data(node, config), None).y)
+        return len(_check_data(self.training_data(node, config), None).y)
 
-    def on_server(self, config: Config) -> Data:
+    def load_server_data(self, config: Config) -> Data:
         """The test data, with two blank inputs in place of the training data that the server never sees."""
-        found = self.test_data(config)
-        if found is not None:
-            data = _data(found, self.classes)
+        examples = self.test_data(config)
+        if examples is not None:
+            data = _check_data(examples, self.classes)
             return replace(data, x=data.x.new_zeros((2, *data.shape)), y=NO_LABELS)
         if self.inputs is None or self.classes is None:
             raise UserError("the server has no test data: say what the models take, as App(..., inputs=, classes=)")
@@ -87,11 +87,11 @@ class App:
 NO_LABELS = torch.zeros(2, dtype=torch.int64)
 
 
-def _data(found: Sequence[object], classes: int | None) -> Data:
+def _check_data(examples: Sequence[object], classes: int | None) -> Data:
     """What the owner's function gave, checked; the examples are both, training and test data."""
-    if not 2 <= len(found) <= 3:
+    if not 2 <= len(examples) <= 3:
         raise UserError("training_data and test_data return x and y, and a normalisation if there is one")
-    x, y, normalisation = Examples(*found)  # type: ignore[arg-type]
+    x, y, normalisation = Examples(*examples)  # type: ignore[arg-type]
     return replace(arrays(x, y, x, y, classes), normalisation=normalisation)
 
 

@@ -16,7 +16,7 @@ from fedhen.errors import UserError, one_line
 from fedhen.fleet.app import App
 from fedhen.fleet.client import FleetClient
 from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
-from fedhen.fleet.server import Job, play
+from fedhen.fleet.server import FleetRun, play
 
 
 def client_app(app: App) -> ClientApp:
@@ -42,23 +42,23 @@ def server_app(app: App) -> ServerApp:
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        warnings.showwarning = _tell
+        warnings.showwarning = _print_message
         # A line for every request would drown the rest.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         settings = {key: context.run_config.get(key) for key in (CONFIG, RUN, RESUME)}
         if not settings[CONFIG] or not settings[RUN]:
             raise UserError("this app is started by `fedhen fleet run`")
         config, run = toml.parse_toml(str(settings[CONFIG])), Path(str(settings[RUN]))
-        job = Job(config, run, bool(settings[RESUME]), context.run_id)
+        fleet_run = FleetRun(config, run, bool(settings[RESUME]), context.run_id)
         try:
-            for step in play(grid, app, job):
-                print(f"fedhen: round {step.record['round']} of {job.config.rounds} is done", flush=True)
+            for step in play(grid, app, fleet_run):
+                print(f"fedhen: round {step.record['round']} of {fleet_run.config.rounds} is done", flush=True)
         except UserError as error:
-            _tell(str(error))
+            _print_message(str(error))
             raise
 
     return server
 
 
-def _tell(message: Warning | str, *where: object, **more: object) -> None:
+def _print_message(message: Warning | str, *where: object, **more: object) -> None:
     print(f"fedhen: {one_line(str(message))}", file=sys.stderr, flush=True)

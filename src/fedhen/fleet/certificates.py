@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-DAYS = 365
+VALID_DAYS = 365
 CA, SERVER, SERVER_KEY = "ca.crt", "server.crt", "server.key"
 
 
@@ -21,14 +21,14 @@ def write_certificates(folder: Path, hosts: Iterable[str]) -> None:
     """A new authority and a server certificate for these hosts; the authority's key is not kept: it signs no other."""
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    name, now = _named("fedhen trial authority"), datetime.datetime.now(datetime.UTC)
+    name, now = _name("fedhen trial authority"), datetime.datetime.now(datetime.UTC)
     root = _certificate(name, name, authority.public_key(), now).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
     root = root.add_extension(_usage(sign=True), critical=True).add_extension(
         x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False
     )
-    leaf = _certificate(_named("fedhen server"), name, server.public_key(), now)
+    leaf = _certificate(_name("fedhen server"), name, server.public_key(), now)
     for extension, critical in (
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (x509.SubjectAlternativeName([_host(host) for host in hosts]), False),
@@ -39,14 +39,14 @@ def write_certificates(folder: Path, hosts: Iterable[str]) -> None:
     pem = serialization.Encoding.PEM
     (folder / CA).write_bytes(root.sign(authority, hashes.SHA384()).public_bytes(pem))
     (folder / SERVER).write_bytes(leaf.sign(authority, hashes.SHA384()).public_bytes(pem))
-    _write_secret(folder / SERVER_KEY, _private(server))
+    _write_secret(folder / SERVER_KEY, _private_bytes(server))
 
 
 def write_node_key(path: Path) -> None:
     """A key that says which node it is, and beside it, as .pub, what the server is to know of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
-    _write_secret(path, _private(key, serialization.PrivateFormat.OpenSSH))
+    _write_secret(path, _private_bytes(key, serialization.PrivateFormat.OpenSSH))
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     path.with_name(path.name + ".pub").write_bytes(public + b"\n")
 
@@ -63,11 +63,11 @@ def _certificate(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(begin)
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
     )
 
 
-def _named(name: str) -> x509.Name:
+def _name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
@@ -85,7 +85,7 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _private(
+def _private_bytes(
     key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
 ) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +22,14 @@ from fedhen.errors import UserError, one_line
 from fedhen.fileio.atomic import write_text
 from fedhen.fleet import protocol
 from fedhen.fleet.app import App, NodeConfig
-from fedhen.fleet.client_state import ClientState
+from fedhen.fleet.client_state import ClientState, ConfigStore
 from fedhen.fleet.protocol import Answer, Identity, Malformed, Order
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
 from fedhen.params import is_finite
 
-STATE = "FEDHEN_STATE"
-NAME = "name"
+STATE_VARIABLE = "FEDHEN_STATE"
+NAME_FILE = "name"
 
 
 @dataclass(frozen=True)
@@ -43,49 +44,64 @@ class FleetClient:
     def identify(self, content: RecordDict) -> RecordDict:
         """Who it is: its tier, how many examples it has, and the name that it keeps."""
         config = toml.parse_toml(protocol.read_question(content))
-        samples = self.app.samples(self.config, config)
+        samples = self.app.count_samples(self.config, config)
         return protocol.pack_identity(Identity(self.tier, samples, self.name, int(self.config.get("device", -1))))
 
     def train(self, content: RecordDict) -> RecordDict:
         """Train its device in a round; what goes wrong is told, and is nobody else's fault."""
         try:
-            return protocol.pack_answer(self.answer(content))
+            order = protocol.read_order(content)
+            if order.tier != self.tier:
+                raise UserError(f"this device is of tier {self.tier!r}, the server takes it for one of {order.tier!r}")
+            config_text = self.find_config(order)
+            if config_text is None:
+                return protocol.pack_config_request()
+            return protocol.pack_answer(self.train_device(order, toml.parse_toml(config_text), content))
         except Exception as error:
             if not isinstance(error, UserError | Malformed):
                 error = UserError(OUT_OF_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
             return protocol.pack_failure(one_line(str(error))[:MAX_ERROR_LENGTH])
 
-    def answer(self, content: RecordDict) -> Answer:
+    def find_config(self, order: Order) -> str | None:
+        """Returns the configuration that an order carries or that is stored here. Returns None if there is neither."""
+        store = ConfigStore(self.state)
+        if not order.config_text:
+            return store.read(order.config_digest)
+        if protocol.digest_of(order.config_text) != order.config_digest:
+            raise Malformed("the configuration does not match its digest")
+        # Without a writable state folder the device trains all the same, and asks for the text again next time.
+        with suppress(OSError):
+            store.write(order.config_digest, order.config_text)
+        return order.config_text
+
+    def train_device(self, order: Order, config: Config, content: RecordDict) -> Answer:
         """What its device has trained."""
-        order = protocol.read_order(content)
-        if order.tier != self.tier:
-            raise UserError(f"this device is of tier {self.tier!r}, the server takes it for one of {order.tier!r}")
-        fleet = self.fleet(order)
-        held = self.held(fleet)
-        learned = {n: t for n, t in held.items() if n in fleet.holdings[self.tier].learned}
-        model = protocol.unpack(content.get("model"), held)
-        mean = protocol.unpack(content.get("mean"), learned) if fleet.local.copies else {}
-        files, devices = ClientState(self.state, order.run), SequentialDevices(fleet)
-        if fleet.local.remember is not None and order.memory:
+        population = self.build_population(order, config)
+        expected = self.expected_weights(population)
+        learned = {n: t for n, t in expected.items() if n in population.holdings[self.tier].learned}
+        model = protocol.unpack_weights(content.get("model"), expected)
+        mean = protocol.unpack_weights(content.get("mean"), learned) if population.local.copies else {}
+        files, devices = ClientState(self.state, order.run), SequentialDevices(population)
+        if population.local.remember is not None and order.memory:
             devices.memory[0] = files.read(order.memory, learned)
         reply = devices.attempt(order.round, 0, Sent({self.tier: model}, {self.tier: mean}))
         if isinstance(reply, Failure):
             raise UserError(reply.error)
-        if fleet.local.remember is not None and is_finite(reply.weights):
+        if population.local.remember is not None and is_finite(reply.weights):
             # Before the answer leaves: what the server merges this device must know tomorrow.
             files.write(order.round, devices.memory[0], order.memory)
-        return make_answer(reply, fleet)
+        return make_answer(reply, population)
 
-    def fleet(self, order: Order) -> Population:
+    def build_population(self, order: Order, config: Config) -> Population:
         """The one device that it is, as the simulator has it."""
-        config = self.with_threads(toml.parse_toml(order.config))
+        config = self.apply_threads(config)
         accelerator = str(self.config.get("accelerator", "auto"))
         where = choose_device(accelerator)
-        data = self.app.on_device(self.config, config, order.inputs, order.classes)
+        data = self.app.load_device_data(self.config, config, order.inputs, order.classes)
         return make_population(
             config,
-            self.app.family_of(config, data),
-            self.app.method_of(config),
+            self.app.resolve_family(config, data),
+            self.app.resolve_method(config),
             data.to(where),
             tier_of=[order.tier],
             omega=[order.omega],
@@ -93,15 +109,15 @@ class FleetClient:
             checked=True,
         )
 
-    def with_threads(self, config: Config) -> Config:
+    def apply_threads(self, config: Config) -> Config:
         """With the torch threads that the node was started with; another number than the run's changes last digits."""
         if "threads" not in self.config:
             return config
         return validation.from_mapping({"runtime": {"threads": self.config["threads"]}}, config)
 
-    def held(self, fleet: Population) -> dict[str, Tensor]:
+    def expected_weights(self, population: Population) -> dict[str, Tensor]:
         """The weights of its tier, with nothing in them."""
-        module, shapes = SequentialDevices(fleet).build_module(self.tier), fleet.holdings[self.tier].shapes
+        module, shapes = SequentialDevices(population).build_module(self.tier), population.holdings[self.tier].shapes
         return {name: tensor for name, tensor in module.state_dict().items() if name in shapes}
 
     @property
@@ -114,7 +130,7 @@ class FleetClient:
     @property
     def state(self) -> Path:
         """Where it keeps what must outlive it."""
-        if found := self.config.get("state") or os.environ.get(STATE):
+        if found := self.config.get("state") or os.environ.get(STATE_VARIABLE):
             return Path(str(found)).expanduser()
         home = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
         return home / "fedhen" / f"node-{self.node_id}"
@@ -124,7 +140,7 @@ class FleetClient:
         """A name of its own, drawn once; without one a node that comes back under another id would be a stranger."""
         if given := self.config.get("name"):
             return str(given)
-        path = self.state / NAME
+        path = self.state / NAME_FILE
         try:
             if not path.is_file():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,8 +150,8 @@ class FleetClient:
             raise UserError(f"the node cannot keep its state in {self.state}: {error.strerror}") from None
 
 
-def make_answer(update: Update, fleet: Population) -> Answer:
+def make_answer(update: Update, population: Population) -> Answer:
     """What of an update is sent: not what the server can tell by itself."""
-    present = fleet.data.present(0).nonzero().flatten().tolist() if update.rows else []
-    change = update.memory_change if fleet.local.infer_change is None else {}
+    present = population.data.present(0).nonzero().flatten().tolist() if update.rows else []
+    change = update.memory_change if population.local.infer_change is None else {}
     return Answer(update.weights, change, update.loss, tuple(present))

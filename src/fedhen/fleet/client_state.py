@@ -18,11 +18,44 @@ from torch import Tensor
 
 from fedhen.errors import UserError
 from fedhen.fileio import untrusted
-from fedhen.fileio.atomic import replace_file
+from fedhen.fileio.atomic import replace_file, write_text
+from fedhen.fleet.protocol import digest_of
 from fedhen.params import SAFETENSORS_TYPES, Weights
 
 RUNS_KEPT = 2
 """Of so many runs the memory is kept: the one that is played, and the one before."""
+CONFIGS_KEPT = 2
+"""Number of configurations that are kept: that of the current run and the one before."""
+
+
+@dataclass(frozen=True)
+class ConfigStore:
+    """The configurations of the last runs, each in a file named by its digest."""
+
+    state: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.state / "configs"
+
+    def read(self, digest: str) -> str | None:
+        """Returns a stored configuration. Returns None if it is missing or does not match its digest."""
+        try:
+            text = self.path(digest).read_bytes().decode()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return text if digest_of(text) == digest else None
+
+    def write(self, digest: str, text: str) -> None:
+        """Stores a configuration and removes all but the last ones."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.path(digest), text)
+        others = [path for path in self.folder.glob("*.toml") if path != self.path(digest)]
+        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[CONFIGS_KEPT - 1 :]:
+            path.unlink(missing_ok=True)
+
+    def path(self, digest: str) -> Path:
+        return self.folder / f"{digest}.toml"
 
 
 @dataclass(frozen=True)
@@ -33,7 +66,7 @@ class ClientState:
     run: str
 
     @property
-    def place(self) -> Path:
+    def run_folder(self) -> Path:
         """Where its files are."""
         if not re.fullmatch(r"[a-z0-9-]{1,64}", self.run):
             raise UserError("the server names its run in a way that is no name: is it a fedhen server?")
@@ -66,19 +99,19 @@ class ClientState:
     def write(self, number: int, memory: Weights, before: int) -> None:
         """Keep the memory after a round beside the one that it came of, and no other."""
         try:
-            self.place.mkdir(parents=True, exist_ok=True)
+            self.run_folder.mkdir(parents=True, exist_ok=True)
             replace_file(self.path(number), save({n: t.detach().cpu().contiguous() for n, t in memory.items()}))
         except OSError as error:
-            raise UserError(f"the device cannot keep its memory in {self.place}: {error.strerror}") from None
+            raise UserError(f"the device cannot keep its memory in {self.run_folder}: {error.strerror}") from None
         kept = {self.path(number), self.path(before)}
-        for path in self.place.glob("round-*.safetensors"):
+        for path in self.run_folder.glob("round-*.safetensors"):
             # An order that was long under way must not cost what a later one left; names sort as rounds do.
             if path not in kept and path.name < self.path(number).name:
                 path.unlink(missing_ok=True)
-        others = sorted(self.place.parent.iterdir(), key=lambda run: run.stat().st_mtime, reverse=True)
-        for run in [run for run in others if run != self.place][RUNS_KEPT - 1 :]:
+        others = sorted(self.run_folder.parent.iterdir(), key=lambda run: run.stat().st_mtime, reverse=True)
+        for run in [run for run in others if run != self.run_folder][RUNS_KEPT - 1 :]:
             shutil.rmtree(run, ignore_errors=True)
 
     def path(self, number: int) -> Path:
         """The file of a round."""
-        return self.place / f"round-{number:06}.safetensors"
+        return self.run_folder / f"round-{number:06}.safetensors"

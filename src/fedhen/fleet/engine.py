@@ -22,9 +22,9 @@ from fedhen.fleet.messages import Messages
 from fedhen.fleet.protocol import Answer, Malformed, Order
 from fedhen.params import Weights, is_finite
 
-POLL = 0.5
-"""Seconds between looks into the mail: more often only keeps the SuperLink busy."""
-SLACK = 10.0
+POLL_SECONDS = 0.5
+"""Polling more often only keeps the SuperLink busy."""
+TTL_SLACK_SECONDS = 10.0
 """Seconds for which a message outlives its round."""
 
 
@@ -32,134 +32,162 @@ SLACK = 10.0
 class FleetDevices:
     """The devices of a real fleet."""
 
-    fleet: Population
-    roster: Membership
-    merged: Callable[[int], Mapping[int, int]]
-    """Round -> for each device the last round before it of which the server has merged its update."""
-    poll: float = POLL
+    population: Population
+    membership: Membership
+    read_merged: Callable[[int], dict[int, int]]
+    """Round -> device -> the last round before it whose update of the device was merged, from the run's records."""
+    poll: float = POLL_SECONDS
+
+    def __post_init__(self) -> None:
+        self.config_text = toml.to_toml(self.population.config)
+        self.config_digest = protocol.digest_of(self.config_text)
+        self.has_config: set[int] = set()
+        """Nodes that have answered an order of this process, and so were sent the text of the configuration."""
+        self.merged: dict[int, int] | None = None
+        """Device -> the last round whose update was merged. Read from the records only before the first round."""
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15: ask the active devices, until enough have answered or the time is up."""
-        end = time.monotonic() + self.fleet.config.fleet.deadline_seconds
-        mail: Messages[int] = Messages(self.roster.grid)
-        self.roster.look()
-        there = [device for device in active if self.roster.node_of(device) is not None]
+        end = time.monotonic() + self.population.config.fleet.deadline_seconds
+        if self.merged is None:
+            self.merged = self.read_merged(round_number)
+        messages: Messages[int] = Messages(self.membership.grid)
+        self.membership.update()
+        there = [device for device in active if self.membership.node_of(device) is not None]
         for device in sorted(set(active) - set(there)):
             yield Failure(device, "it is not connected", late=True)
-        for device in mail.send(self.messages(round_number, sent, there)):
-            yield Failure(device, "the SuperLink does not take its message")
-        needed = self.enough(len(active))
-        while mail.waiting and needed > 0:
-            for device, content in mail.collect():
-                reply = self.reply(device, content, sent)
-                # One that will be dropped must not end the round for the others.
-                needed -= isinstance(reply, Update) and is_finite(reply.weights)
+        yield from self.send_orders(messages, round_number, sent, there)
+        needed, asked_again = self.count_needed(len(active)), set[int]()
+        while messages.waiting and needed > 0:
+            for device, content in messages.collect():
+                if protocol.is_config_request(content) and device not in asked_again:
+                    asked_again.add(device)
+                    self.has_config.discard(self.membership.members[device].node)
+                    yield from self.send_orders(messages, round_number, sent, [device])
+                    continue
+                if not isinstance(content, str):
+                    self.has_config.add(self.membership.members[device].node)
+                reply = self.read_reply(device, content, sent)
+                # An update that will be dropped must not end the round for the others.
+                if isinstance(reply, Update) and is_finite(reply.weights):
+                    needed -= 1
+                    self.merged[device] = round_number
                 yield reply
                 del reply, content
-            if not mail.waiting or needed <= 0 or time.monotonic() > end or not self.someone(mail):
+            if not messages.waiting or needed <= 0 or time.monotonic() > end or not self.is_any_connected(messages):
                 break
             time.sleep(self.poll)
-            self.roster.look()
+            self.membership.update()
         # Their answers, should they still come, are not looked at.
-        for device in mail.forget():
+        for device in messages.forget():
             ended = "it had not answered when the round ended (fleet.deadline_seconds, fleet.answers)"
             yield Failure(device, ended, late=True)
 
-    def enough(self, active: int) -> int:
+    def send_orders(
+        self, messages: Messages[int], round_number: int, sent: Sent, devices: Sequence[int]
+    ) -> Iterator[Failure]:
+        """Sends each device its order. Yields a failure for each order that the SuperLink does not accept."""
+        for device in messages.send(self.make_messages(round_number, sent, devices)):
+            yield Failure(device, "the SuperLink does not take its message")
+
+    def count_needed(self, active: int) -> int:
         """How many answers end a round."""
-        fleet = self.fleet.config.fleet
+        fleet = self.population.config.fleet
         return min(active, fleet.answers or max(1, active - fleet.spare_devices))
 
-    def someone(self, mail: Messages[int]) -> bool:
+    def is_any_connected(self, messages: Messages[int]) -> bool:
         """Whether anyone that is waited for is still connected."""
-        return any(self.roster.members[device].node in self.roster.online for device in mail.waiting.values())
+        return any(
+            self.membership.members[device].node in self.membership.online for device in messages.waiting.values()
+        )
 
-    def messages(self, round_number: int, sent: Sent, devices: Sequence[int]) -> list[tuple[int, Message]]:
+    def make_messages(self, round_number: int, sent: Sent, devices: Sequence[int]) -> list[tuple[int, Message]]:
         """What each device is asked; the weights of a tier are packed once, and travel to the SuperLink once."""
-        config, merged = self.fleet.config, self.merged(round_number)
-        tiers = sorted({self.fleet.tier_of[device] for device in devices})
-        models = {tier: protocol.pack(sent.models[tier]) for tier in tiers}
-        means = {tier: self.mean(sent, tier) for tier in tiers}
-        text, found = toml.to_toml(config), []
+        config, merged = self.population.config, self.merged or {}
+        tiers = sorted({self.population.tier_of[device] for device in devices})
+        models = {tier: protocol.pack_weights(sent.models[tier]) for tier in tiers}
+        means = {tier: self.pack_mean(sent, tier) for tier in tiers}
+        found = []
         for device in devices:
-            tier = self.fleet.tier_of[device]
+            tier, node = self.population.tier_of[device], self.membership.members[device].node
             order = Order(
-                run=self.roster.run,
+                run=self.membership.run,
                 round=round_number,
                 device=device,
                 tier=tier,
-                omega=self.fleet.omega[device],
-                memory=merged.get(device, 0) if self.fleet.local.remember is not None else 0,
-                inputs=self.fleet.data.shape,
-                classes=self.fleet.data.classes,
-                config=text,
+                omega=self.population.omega[device],
+                memory=merged.get(device, 0) if self.population.local.remember is not None else 0,
+                inputs=self.population.data.shape,
+                classes=self.population.data.classes,
+                config_digest=self.config_digest,
+                config_text="" if node in self.has_config else self.config_text,
             )
             content = protocol.pack_order(order, models[tier], means[tier])
-            node, ttl = self.roster.members[device].node, config.fleet.deadline_seconds + SLACK
+            ttl = config.fleet.deadline_seconds + TTL_SLACK_SECONDS
             found.append((device, Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_number))))
         return found
 
-    def mean(self, sent: Sent, tier: str) -> ArrayRecord | None:
+    def pack_mean(self, sent: Sent, tier: str) -> ArrayRecord | None:
         """The mean of the memories, where devices need it."""
-        return protocol.pack(sent.mean[tier]) if self.fleet.local.copies else None
+        return protocol.pack_weights(sent.mean[tier]) if self.population.local.copies else None
 
-    def reply(self, device: int, content: RecordDict | str, sent: Sent) -> Reply:
+    def read_reply(self, device: int, content: RecordDict | str, sent: Sent) -> Reply:
         """What a device sent as an update, if it is one; else the device has failed."""
         if isinstance(content, str):
             return Failure(device, content)
         try:
-            return self.update(device, content, sent)
+            return self.read_update(device, content, sent)
         except Malformed as error:
             return Failure(device, str(error))
 
-    def update(self, device: int, content: RecordDict, sent: Sent) -> Update:
+    def read_update(self, device: int, content: RecordDict, sent: Sent) -> Update:
         """The same as a simulated device gives, from what only the device knows: its weights, loss and memory."""
-        fleet, tier = self.fleet, self.fleet.tier_of[device]
-        learned, local = fleet.holdings[tier].learned, fleet.local
+        population, tier = self.population, self.population.tier_of[device]
+        learned, local = population.holdings[tier].learned, population.local
         model = sent.models[tier]
         trained = {name: tensor for name, tensor in model.items() if name in learned}
         changes = trained if local.remember is not None and local.infer_change is None else {}
-        answer = protocol.read_answer(content, model, changes, fleet.data.classes)
+        answer = protocol.read_answer(content, model, changes, population.data.classes)
         if answer.change and is_finite(answer.weights) and not is_finite(answer.change):
             raise Malformed("what it remembers is not finite")
         return Update(
             device,
             tier,
             answer.weights,
-            fleet.holdings[tier].trained,
-            samples=self.roster.members[device].identity.samples,
+            population.holdings[tier].trained,
+            samples=self.membership.members[device].identity.samples,
             loss=answer.loss,
-            rows=self.rows(answer),
-            memory_change=self.remembered(answer, trained),
-            omega=fleet.omega[device],
+            rows=self.label_rows(answer),
+            memory_change=self.memory_change(answer, trained),
+            omega=population.omega[device],
         )
 
-    def remembered(self, answer: Answer, trained: Weights) -> Weights:
+    def memory_change(self, answer: Answer, trained: Weights) -> Weights:
         """By how much the device's memory changed: it says so, or the server can tell."""
-        local = self.fleet.local
+        local = self.population.local
         if local.remember is None or not is_finite(answer.weights):
             return {}
         return answer.change if local.infer_change is None else local.infer_change(trained, answer.weights)
 
-    def rows(self, answer: Answer) -> dict[str, Tensor]:
+    def label_rows(self, answer: Answer) -> dict[str, Tensor]:
         """With `server.rows_by_class`, the output rows of the classes that the device holds."""
-        if not self.fleet.config.server.rows_by_class:
+        if not self.population.config.server.rows_by_class:
             return {}
-        data = self.fleet.data
+        data = self.population.data
         held = torch.zeros(data.classes, dtype=torch.bool, device=data.y.device)
         held[list(answer.present)] = True
-        return {name: held for name in answer.weights if name in self.fleet.family.outputs}
+        return {name: held for name in answer.weights if name in self.population.family.outputs}
 
 
-def make_fleet_sampler(draw: Activate, roster: Membership, seed: int) -> Activate:
+def make_fleet_sampler(draw: Activate, membership: Membership, seed: int) -> Activate:
     """Whom to activate in a fleet: those that are drawn, and for each that is not connected another one that is.
 
     While all are connected it is the draw itself, and so what a simulation does.
     """
 
     def active(number: int, losses: Mapping[int, float]) -> list[int]:
-        roster.look()
-        drawn, there = draw(number, losses), set(roster.connected())
+        membership.update()
+        drawn, there = draw(number, losses), set(membership.connected_devices())
         others = [device for device in sorted(there) if device not in drawn]
         shuffled = seeds.stream(seed, "stand-ins", number).permutation(others).tolist()
         return sorted(device if device in there else (shuffled.pop() if shuffled else device) for device in drawn)

@@ -9,21 +9,21 @@ from typing import Any
 
 from fedhen.errors import UserError
 from fedhen.fileio import untrusted
-from fedhen.fleet.run_settings import ANEW
+from fedhen.fleet.run_settings import START_ANOTHER_RUN
 from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.layout import ROUNDS, SUMMARY, TIMING
 
-LOOK, ASK = 0.5, 10.0
+FOLDER_POLL_SECONDS, STATUS_POLL_SECONDS = 0.5, 10.0
 """Seconds between looks into the folder, and between questions to the SuperLink, which are dear."""
-PATIENCE = 3
+MAX_UNANSWERED = 3
 """Questions in a row without an answer, after which the SuperLink is gone: it may be starting again."""
 
 
 def follow(
-    link: SuperLinkClient, number: str, folder: Path, after: int, planned: int, go_on: str = ""
+    superlink: SuperLinkClient, number: str, folder: Path, after: int, planned: int, resume_command: str = ""
 ) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Every round after that one with its timing, until `planned` are played; `go_on` is told if it ends before."""
-    asked, silent = time.monotonic(), 0
+    """Yields every round after `after` with its timing, until `planned` rounds are played."""
+    asked_at, unanswered = time.monotonic(), 0
     while True:
         # Looked at first: the summary is written after all rounds, so that those read after it are all.
         is_over = read_finished_rounds(folder) >= planned
@@ -32,18 +32,18 @@ def follow(
             after = record["round"]
         if is_over:
             return
-        if time.monotonic() - asked >= ASK:
-            status, why = ask_status(link, number)
-            asked, silent = time.monotonic(), silent + 1 if why else 0
-            if silent >= PATIENCE:
-                raise UserError(explain_end("the SuperLink does not answer", folder, why, go_on))
+        if time.monotonic() - asked_at >= STATUS_POLL_SECONDS:
+            status, why = ask_status(superlink, number)
+            asked_at, unanswered = time.monotonic(), unanswered + 1 if why else 0
+            if unanswered >= MAX_UNANSWERED:
+                raise UserError(explain_end("the SuperLink does not answer", folder, why, resume_command))
             if status == "finished:completed":
                 # All is written by then, here or where the server is.
                 yield from read_new_rounds(folder, after)
                 return
             if status.startswith("finished"):
-                raise UserError(explain_end(status, folder, link.why(number), go_on))
-        time.sleep(LOOK)
+                raise UserError(explain_end(status, folder, superlink.find_error(number), resume_command))
+        time.sleep(FOLDER_POLL_SECONDS)
 
 
 def read_new_rounds(folder: Path, after: int = 0) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -75,18 +75,20 @@ def read_finished_rounds(folder: Path) -> int:
         return 0
 
 
-def ask_status(link: SuperLinkClient, number: str) -> tuple[str, str]:
+def ask_status(superlink: SuperLinkClient, number: str) -> tuple[str, str]:
     """What the SuperLink says of a run, or why it says nothing."""
     try:
-        return link.status(number), ""
+        return superlink.status(number), ""
     except UserError as error:
         return "", str(error)
 
 
-def explain_end(status: str, folder: Path, why: str, go_on: str) -> str:
+def explain_end(status: str, folder: Path, why: str, resume_command: str) -> str:
     """Why a run ended before its time, and how to go on where that is of use."""
     said = f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}"
     rounds = last_round(folder)
-    if not rounds or why.endswith(ANEW):
+    if not rounds or why.endswith(START_ANOTHER_RUN):
         return said
-    return f"{said}; {rounds} rounds are saved{f', go on with: {go_on}' if go_on else f' in {folder}'}"
+    return (
+        f"{said}; {rounds} rounds are saved{f', go on with: {resume_command}' if resume_command else f' in {folder}'}"
+    )

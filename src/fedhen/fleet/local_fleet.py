@@ -16,9 +16,9 @@ from fedhen.fleet.project import NODES, FleetProject, node_names
 from fedhen.fleet.superlink import SuperLinkClient
 
 SUPERLINK = "superlink"
-EAGER = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
 """Nodes on this machine look for work more often than Flower's second."""
-START = 60.0
+SUPERLINK_START_SECONDS = 60.0
 """Seconds that a SuperLink has to come up."""
 
 
@@ -33,29 +33,29 @@ class LocalFleet:
     secure: bool = False
     database: bool = False
     """Whether the SuperLink remembers its nodes and runs should it be killed."""
-    tell: Callable[[str], None] = lambda phase: None
+    report: Callable[[str], None] = lambda phase: None
     """Hears what is begun: the programs take their time."""
 
     def __post_init__(self) -> None:
-        self.folder = FleetProject(self.path, f"127.0.0.1:{free_port()}", self.secure)
+        self.project = FleetProject(self.path, f"127.0.0.1:{free_port()}", self.secure)
         self.processes = Processes(self.path / "logs")
-        self.link = SuperLinkClient(self.folder, self.processes)
-        self.places = {name: place for place, name in enumerate(node_names(self.nodes))}
+        self.superlink = SuperLinkClient(self.project, self.processes)
+        self.device_of = {name: device for device, name in enumerate(node_names(self.nodes))}
 
     @contextmanager
-    def running(self) -> Iterator[LocalFleet]:
+    def start(self) -> Iterator[LocalFleet]:
         """Inside, the fleet is up; afterwards no process of it is left."""
         try:
-            self.folder.write(self.config, self.nodes)
-            self.folder.as_trial()
-            self.tell("starting the SuperLink")
+            self.project.write(self.config, self.nodes)
+            self.project.use_recipe_data()
+            self.report("starting the SuperLink")
             self.start_superlink()
-            self.tell(f"starting {len(self.places)} nodes")
-            for name in self.places:
+            self.report(f"starting {len(self.device_of)} nodes")
+            for name in self.device_of:
                 if self.secure:
-                    self.link.register(name)
+                    self.superlink.register(name)
                 self.start_node(name)
-            self.tell("starting the run, which waits for its nodes")
+            self.report("starting the run, which waits for its nodes")
             yield self
         finally:
             self.processes.stop()
@@ -63,23 +63,25 @@ class LocalFleet:
     def start_superlink(self) -> None:
         """The server's end."""
         home, database = self.path / NODES / SUPERLINK, self.path / "superlink.db" if self.database else None
-        self.processes.start(SUPERLINK, self.folder.superlink(database), home, **EAGER)
-        self.link.wait(START, SUPERLINK)
+        self.processes.start(SUPERLINK, self.project.superlink_command(database), home, **FAST_POLLING)
+        self.superlink.wait(SUPERLINK_START_SECONDS, SUPERLINK)
 
     def start_node(self, name: str) -> None:
         """A node, of the tier and with the device number that its name says."""
         home = self.path / NODES / name
         node: dict[str, str | int] = {
             "tier": name.rpartition("-")[0],
-            "device": self.places[name],
+            "device": self.device_of[name],
             "state": str(home / "state"),
         }
-        self.processes.start(name, self.folder.supernode(name, free_port(), node), home, **EAGER)
+        self.processes.start(name, self.project.supernode_command(name, free_port(), node), home, **FAST_POLLING)
 
     def play(self, run: Path, resume: bool = False) -> Iterator[tuple[dict[str, Any], Any]]:
         """Start a training and follow its rounds."""
         after = last_round(run)
-        yield from follow(self.link, self.link.start(self.config, run, resume), run, after, self.config.rounds)
+        yield from follow(
+            self.superlink, self.superlink.start(self.config, run, resume), run, after, self.config.rounds
+        )
 
 
 def free_port() -> int:

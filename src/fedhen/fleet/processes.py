@@ -14,13 +14,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from fedhen.errors import UserError
 
 MARK = "FEDHEN_FLEET"
 """In the environment of all processes of a fleet, and of all that they start: so they are found again."""
-GRACE = 5.0
+GRACE_SECONDS = 5.0
 """Seconds that a process has to end by itself."""
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+FLOWER_OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """A fleet talks to nobody but itself."""
 
 
@@ -36,12 +38,12 @@ class Processes:
     def environment(self, home: Path) -> dict[str, str]:
         """With Flower's programs of this installation first in the path, since they start each other by name."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(home), MARK: self.mark}
+        return {**os.environ, **FLOWER_OFFLINE, "PATH": path, "FLWR_HOME": str(home), MARK: self.mark}
 
     def start(self, name: str, command: Sequence[str], home: Path, **more: str) -> subprocess.Popen[bytes]:
         """Start a program; what it prints goes to a log of its name."""
         home.mkdir(parents=True, exist_ok=True)
-        self.watcher = self.watcher or _watcher(self.mark)
+        self.watcher = self.watcher or _start_watcher(self.mark)
         with (self.logs / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 [find_program(command[0]), *command[1:]],
@@ -71,13 +73,13 @@ class Processes:
             preexec_fn=_end_with_us,
         )
 
-    def log(self, name: str) -> str:
+    def read_log(self, name: str) -> str:
         """What one of them has printed."""
         path = self.logs / f"{name}.log"
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
-    def left(self) -> list[int]:
-        """Every process that carries our mark, whoever its parent is by now."""
+    def find_running(self) -> list[psutil.Process]:
+        """Finds every process that carries the mark, whatever its parent is by now."""
         return find_marked(self.mark)
 
     def stop(self) -> None:
@@ -90,26 +92,18 @@ class Processes:
 
     def _stop(self, told: list[int]) -> None:
         for process in reversed(self.running.values()):
-            with suppress(OSError):
-                process.terminate()
-        end = time.monotonic() + GRACE
-        while self.left() and time.monotonic() < end and not told:
-            self._reap()
-            time.sleep(0.1)
-        while left := self.left():
-            _signal(left, signal.SIGKILL)
-            self._reap()
-            time.sleep(0.1)
-        self._reap()
+            process.terminate()
+        end = time.monotonic() + GRACE_SECONDS
+        while (left := self.find_running()) and time.monotonic() < end and not told:
+            psutil.wait_procs(left, timeout=0.1)
+        kill_marked(self.mark)
+        for process in self.running.values():
+            process.poll()
         self.running.clear()
         if self.watcher is not None:
             # It hears that we are done, finds nothing and ends.
             self.watcher.communicate()
             self.watcher = None
-
-    def _reap(self) -> None:
-        for process in self.running.values():
-            process.poll()
 
 
 def find_program(name: str) -> str:
@@ -120,15 +114,24 @@ def find_program(name: str) -> str:
     return str(path)
 
 
-def find_marked(mark: str) -> list[int]:
-    """Every other process with this mark."""
+def find_marked(mark: str, variable: str = MARK) -> list[psutil.Process]:
+    """Finds every other process with this mark in its environment."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+    for process in psutil.process_iter():
+        # It may end meanwhile, or belong to another user.
+        with suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(variable) == mark:
+                found.append(process)
     return found
+
+
+def kill_marked(mark: str) -> None:
+    """Kills every other process with this mark, until none is left: they may start others meanwhile."""
+    while left := find_marked(mark):
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=0.1)
 
 
 @contextmanager
@@ -147,19 +150,13 @@ def _undisturbed() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _signal(pids: Sequence[int], number: int) -> None:
-    for pid in pids:
-        with suppress(OSError):
-            os.kill(pid, number)
-
-
 def _end_with_us() -> None:
     """In the child: a SIGTERM should the process that started it be killed (prctl's PR_SET_PDEATHSIG)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
-def _watcher(mark: str) -> subprocess.Popen[bytes]:
+def _start_watcher(mark: str) -> subprocess.Popen[bytes]:
     """A process that ends all with this mark should we be killed: `_end_with_us` reaches our own children alone.
 
     The pipe to it closes with us, however we end.
@@ -176,9 +173,7 @@ def _watcher(mark: str) -> subprocess.Popen[bytes]:
 def _watch(mark: str) -> None:
     """What the watcher does."""
     sys.stdin.buffer.read()
-    while left := find_marked(mark):
-        _signal(left, signal.SIGKILL)
-        time.sleep(0.1)
+    kill_marked(mark)
 
 
 if __name__ == "__main__":

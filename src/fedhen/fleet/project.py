@@ -21,7 +21,7 @@ IGNORED = (f"{KEYS}/", f"{CERTIFICATES}/*.key", f"{NODES}/", f"{HOME}/", f"{DATA
 """What is secret, somebody's data, or made by running: not for a repository."""
 CONNECTION = "fleet"
 """The name that Flower's own commands know this SuperLink by."""
-TRIAL = '''"""For a trial on one machine: every node deals the recipe's data as a simulation does, and takes its own."""
+RECIPE_APPS = '''"""For a local fleet: every node deals the recipe's data as a simulation does, and keeps its shard."""
 
 from fedhen.fleet.app import recipe_app
 from fedhen.fleet.apps import client_app, server_app
@@ -70,11 +70,11 @@ class FleetProject:
             encoding="utf-8",
         )
 
-    def as_trial(self) -> None:
+    def use_recipe_data(self) -> None:
         """Let the nodes deal the recipe's data among themselves."""
-        (self.path / "fleet_app" / "apps.py").write_text(TRIAL, encoding="utf-8")
+        (self.path / "fleet_app" / "apps.py").write_text(RECIPE_APPS, encoding="utf-8")
 
-    def superlink(self, database: Path | None = None) -> list[str]:
+    def superlink_command(self, database: Path | None = None) -> list[str]:
         """The command that starts the server's end."""
         host, _, port = self.address.rpartition(":")
         certificates = self.path / CERTIFICATES
@@ -90,9 +90,9 @@ class FleetProject:
 
     def superlink_line(self) -> str:
         """The same for a shell, with a memory of its nodes and runs."""
-        return shell_line(self.superlink(self.path / DATABASE), self.path / NODES / "superlink")
+        return shell_line(self.superlink_command(self.path / DATABASE), self.path / NODES / "superlink")
 
-    def supernode(self, name: str, port: int, node: Mapping[str, str | int]) -> list[str]:
+    def supernode_command(self, name: str, port: int, node: Mapping[str, str | int]) -> list[str]:
         """The command that starts a node, with its own key and what is to be known of it."""
         key = self.path / KEYS / name
         tls = [
@@ -105,7 +105,7 @@ class FleetProject:
             *(tls if self.secure else ["--insecure"]),
         ]
 
-    def register(self, name: str) -> list[str]:
+    def register_command(self, name: str) -> list[str]:
         """The command that makes a node's key known to the server."""
         return ["flwr", "supernode", "register", str(self.path / KEYS / f"{name}.pub"), CONNECTION]
 

@@ -1,15 +1,17 @@
-"""What server and nodes say to each other, as Flower's records, and nothing that is taken for more than it is.
+"""The wire protocol: messages between server and nodes as Flower records. Nothing received is trusted until validated.
 
-Weights travel in safetensors' format: nothing is unpickled. Whoever receives weights knows which ones to expect, and
-compares lengths, names, types and shapes before a byte becomes a number.
+Weights travel in the safetensors format, so nothing is unpickled. The receiver of weights expects certain names, types
+and shapes, and compares all of them before it builds a tensor.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -19,164 +21,189 @@ from torch import Tensor
 
 from fedhen.algorithm.failures import MAX_ERROR_LENGTH
 from fedhen.errors import one_line
-from fedhen.fileio import untrusted
+from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error
 from fedhen.params import SAFETENSORS_TYPES, Weights, count_bytes, is_finite
 
-FORMAT = 1
-WEIGHTS, SAFETENSORS = "weights", "safetensors"
+FORMAT = 2
+WEIGHTS, SAFETENSORS, CONFIG_REQUEST = "weights", "safetensors", "config-request"
 LONGEST_HEADER = 2**20
-"""Bytes that names, shapes and types of a model may take."""
+"""Maximum number of bytes of the names, shapes and types of a model."""
 LONGEST_NAME, MOST_SAMPLES = 100, 2**40
+
+T = TypeVar("T", bound="Identity | Order")
 
 
 class Malformed(ValueError):
-    """A message that is not what it should be, and why, in one line."""
+    """A message that does not follow the protocol. Its text says why, in one line."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a node says of itself when it is asked."""
+    """A node's description of itself. Raises TypeError or ValueError if a field is wrong, as `Order` does."""
 
     tier: str
     samples: int
     name: str
-    """That it keeps when it comes back under another node id."""
+    """Identifies the device if it comes back under another node id."""
     place: int = -1
-    """Which device of the fleet it would be, where it says so."""
+    """The device number that the node asks for, -1 for any."""
+
+    def __post_init__(self) -> None:
+        for text in (self.tier, self.name):
+            check_text(text)
+        check_int(self.samples, 1)
+        check_int(self.place, -1)
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a node is to do in a round."""
+    """A node's work for a round."""
 
     run: str
-    """Which run's memory it is to use."""
+    """The run whose memory the device uses."""
     round: int
     device: int
     tier: str
     omega: float
     memory: int
-    """The round after which its memory is what the server knows of; 0: it has none yet."""
+    """The round after which the device's memory is to be used: the last one that the server merged. 0: none yet."""
     inputs: tuple[int, ...]
     classes: int
-    config: str
-    """As TOML."""
+    config_digest: str
+    """SHA-256 of the run's configuration as TOML, in hexadecimal."""
+    config_text: str = ""
+    """The configuration itself. Only the first order to a node carries it; the node stores it."""
+
+    def __post_init__(self) -> None:
+        for text in (self.run, self.tier, self.config_digest, self.config_text):
+            check_text(text)
+        for number, least in ((self.round, 1), (self.device, 0), (self.memory, 0), (self.classes, 1)):
+            check_int(number, least)
+        for size in self.inputs:
+            check_int(size, 1)
+        check_number(self.omega)
+        if not re.fullmatch(r"[0-9a-f]{64}", self.config_digest):
+            raise ValueError("the configuration's digest is not a SHA-256 digest")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node sends back when it has trained."""
+    """A node's result of a round."""
 
     weights: Weights
     change: Weights
-    """By how much its memory changed, where that is sent."""
+    """The change of the device's memory; empty if the server can compute it."""
     loss: float
     present: tuple[int, ...]
-    """The classes that it holds, where the server averages by them."""
+    """The classes that the device holds; empty unless the server averages by them."""
 
 
-def pack_question(config: str) -> RecordDict:
-    """Who are you? With the run's configuration as TOML, since a trial's data follows from it."""
-    return RecordDict({"question": ConfigRecord({"format": FORMAT, "config": config})})
+def read_fields(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Builds a checked record from untrusted values. Raises one of PARSE_ERRORS if a field is missing or wrong."""
+    return kind(**{field.name: values[field.name] for field in fields(kind)})
+
+
+def digest_of(config_text: str) -> str:
+    return hashlib.sha256(config_text.encode()).hexdigest()
+
+
+def pack_question(config_text: str) -> RecordDict:
+    """Builds the question for a node's identity. The number of its examples may depend on the configuration."""
+    return RecordDict({"question": ConfigRecord({"format": FORMAT, "config": config_text})})
 
 
 def read_question(content: RecordDict) -> str:
-    """The run's configuration."""
+    """Returns the run's configuration as TOML."""
     try:
-        return untrusted.check_text(_table(content, "question")["config"])
-    except untrusted.PARSE_ERRORS as error:
-        raise Malformed(f"the server's question cannot be read: {untrusted.describe_error(error)}") from None
+        return check_text(_table(content, "question")["config"])
+    except PARSE_ERRORS as error:
+        raise Malformed(f"the server's question cannot be read: {describe_error(error)}") from None
 
 
-def pack_identity(node: Identity) -> RecordDict:
-    """A node's answer to the server's question who it is."""
-    return RecordDict({"node": ConfigRecord({"format": FORMAT, **vars(node)})})
+def pack_identity(identity: Identity) -> RecordDict:
+    return RecordDict({"node": ConfigRecord({"format": FORMAT, **vars(identity)})})
 
 
 def read_identity(content: RecordDict) -> Identity:
-    """Who a node says it is."""
-    said = _table(content, "node")
+    values = _table(content, "node")
     try:
-        tier, name = untrusted.check_text(said["tier"]), untrusted.check_text(said["name"])
-        samples, place = untrusted.check_int(said["samples"], 1), untrusted.check_int(said["place"], -1)
-    except untrusted.PARSE_ERRORS as error:
-        raise Malformed(f"it does not say who it is: {untrusted.describe_error(error)}") from None
-    if samples > MOST_SAMPLES or max(len(tier), len(name)) > LONGEST_NAME:
-        raise Malformed("what it says of itself is out of range")
-    return Identity(one_line(tier), samples, one_line(name), place)
+        identity = read_fields(Identity, values)
+    except PARSE_ERRORS as error:
+        raise Malformed(f"its identity cannot be read: {describe_error(error)}") from None
+    if identity.samples > MOST_SAMPLES or max(len(identity.tier), len(identity.name)) > LONGEST_NAME:
+        raise Malformed("its identity is out of range")
+    return replace(identity, tier=one_line(identity.tier), name=one_line(identity.name))
 
 
 def pack_order(order: Order, model: ArrayRecord, mean: ArrayRecord | None) -> RecordDict:
-    """A node's work for a round; the records of weights may be shared by all nodes of a tier."""
-    said = {**vars(order), "format": FORMAT, "inputs": list(order.inputs)}
-    parts: dict[str, ArrayRecord | ConfigRecord] = {"order": ConfigRecord(said), "model": model}
+    """Builds a node's order. The records of weights may be shared by all nodes of a tier."""
+    values = {**vars(order), "format": FORMAT, "inputs": list(order.inputs)}
+    parts: dict[str, ArrayRecord | ConfigRecord] = {"order": ConfigRecord(values), "model": model}
     return RecordDict({**parts, **({"mean": mean} if mean is not None else {})})
 
 
 def read_order(content: RecordDict) -> Order:
-    """A node's work for a round."""
-    said = _table(content, "order")
+    values = _table(content, "order")
     try:
-        return Order(
-            run=untrusted.check_text(said["run"]),
-            round=untrusted.check_int(said["round"], 1),
-            device=untrusted.check_int(said["device"]),
-            tier=untrusted.check_text(said["tier"]),
-            omega=untrusted.check_number(said["omega"]),
-            memory=untrusted.check_int(said["memory"]),
-            inputs=tuple(untrusted.check_int(n, 1) for n in said["inputs"]),
-            classes=untrusted.check_int(said["classes"], 1),
-            config=untrusted.check_text(said["config"]),
-        )
-    except untrusted.PARSE_ERRORS as error:
-        raise Malformed(f"the server's order cannot be read: {untrusted.describe_error(error)}") from None
+        return read_fields(Order, {**values, "inputs": tuple(values["inputs"])})
+    except PARSE_ERRORS as error:
+        raise Malformed(f"the server's order cannot be read: {describe_error(error)}") from None
+
+
+def pack_config_request() -> RecordDict:
+    """Builds the reply of a node that does not have the configuration of an order."""
+    return RecordDict({CONFIG_REQUEST: ConfigRecord({"format": FORMAT})})
+
+
+def is_config_request(content: RecordDict | str) -> bool:
+    return not isinstance(content, str) and [*content] == [CONFIG_REQUEST]
 
 
 def pack_answer(answer: Answer) -> RecordDict:
-    """What a node has trained."""
-    said = ConfigRecord({"format": FORMAT, "loss": answer.loss, "present": list(answer.present)})
-    parts: dict[str, ArrayRecord | ConfigRecord] = {"update": said, "model": pack(answer.weights)}
-    return RecordDict({**parts, **({"change": pack(answer.change)} if answer.change else {})})
+    values = ConfigRecord({"format": FORMAT, "loss": answer.loss, "present": list(answer.present)})
+    parts: dict[str, ArrayRecord | ConfigRecord] = {"update": values, "model": pack_weights(answer.weights)}
+    return RecordDict({**parts, **({"change": pack_weights(answer.change)} if answer.change else {})})
 
 
 def pack_failure(error: str) -> RecordDict:
-    """What a node says that could not train."""
+    """Builds the reply of a node that could not train."""
     return RecordDict({"failure": ConfigRecord({"error": error})})
 
 
 def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mapping[str, Tensor], classes: int) -> Answer:
-    """What a node has trained, if it has the names, shapes and types that it was sent, and nothing else."""
+    """Reads a node's answer. Raises `Malformed` unless it has exactly the names, shapes and types that were sent."""
     if "failure" in content:
-        said = content["failure"]
-        error = said.get("error") if isinstance(said, ConfigRecord) else None
+        failure = content["failure"]
+        error = failure.get("error") if isinstance(failure, ConfigRecord) else None
         raise Malformed(one_line(str(error))[:MAX_ERROR_LENGTH] or "it could not train")
     needed, known = {"update", "model"}, {"update", "model", *(["change"] if change else [])}
     if odd := sorted((needed - content.keys()) | (content.keys() - known)):
-        raise Malformed(f"record {one_line(odd[0])[:LONGEST_NAME]!r} is {'missing' if odd[0] in needed else 'new'}")
+        problem = "missing" if odd[0] in needed else "unexpected"
+        raise Malformed(f"record {one_line(odd[0])[:LONGEST_NAME]!r} is {problem}")
     update = _table(content, "update")
     loss, present = update.get("loss"), update.get("present")
     if not isinstance(loss, float) or not isinstance(present, list):
         raise Malformed("its loss or its classes are missing")
     if not all(type(label) is int and 0 <= label < classes for label in present):
-        raise Malformed("it holds classes that there are not")
-    weights = unpack(content["model"], model)
+        raise Malformed("it names classes that do not exist")
+    weights = unpack_weights(content["model"], model)
     if not is_finite(weights):
-        # The server will drop it: what it remembers does not change, and it says nothing of that.
+        # The server will drop this update. The device's memory does not change then, and is not sent.
         change = {}
-    remembered = unpack(content.get("change"), change) if change else {}
+    remembered = unpack_weights(content.get("change"), change) if change else {}
     return Answer(weights, remembered, loss if math.isfinite(loss) else math.nan, tuple(sorted({*present})))
 
 
-def pack(weights: Mapping[str, Tensor]) -> ArrayRecord:
-    """Weights as one array of Flower's, in safetensors' format: every array costs requests of its own."""
+def pack_weights(weights: Mapping[str, Tensor]) -> ArrayRecord:
+    """Packs weights into one Flower array, in the safetensors format: every array costs several requests."""
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
     return ArrayRecord({WEIGHTS: Array("uint8", (len(content),), SAFETENSORS, content)})
 
 
-def unpack(record: object, like: Mapping[str, Tensor]) -> Weights:
-    """Weights with just the names, shapes and types of others: all is compared before anything becomes a tensor."""
+def unpack_weights(record: object, like: Mapping[str, Tensor]) -> Weights:
+    """Reads weights. Raises `Malformed` unless they have exactly the names, shapes and types of `like`."""
     if not isinstance(record, ArrayRecord) or [*record] != [WEIGHTS] or record[WEIGHTS].stype != SAFETENSORS:
-        raise Malformed("there are no weights")
+        raise Malformed("its weights are missing")
     data, expected = record[WEIGHTS].data, count_bytes(like)
     if not expected <= len(data) <= expected + LONGEST_HEADER:
         raise Malformed(f"its weights are {len(data)} bytes instead of {expected}")
@@ -186,27 +213,27 @@ def unpack(record: object, like: Mapping[str, Tensor]) -> Weights:
         raise Malformed(f"its weights cannot be read: {one_line(str(error))[:LONGEST_NAME]}") from None
     if odd := sorted(found.keys() ^ like.keys()):
         name = one_line(odd[0])[:LONGEST_NAME]
-        raise Malformed(f"weight {name!r} is {'missing' if odd[0] in like else 'not one that was sent'}")
+        raise Malformed(f"weight {name!r} is {'missing' if odd[0] in like else 'unexpected'}")
     for name, tensor in like.items():
         if found[name]["dtype"] != SAFETENSORS_TYPES[tensor.dtype]:
-            raise Malformed(f"weight {name!r} is of another type than was sent")
+            raise Malformed(f"weight {name!r} has another type than the one that was sent")
         if (shape := tuple(found[name]["shape"])) != tuple(tensor.shape):
-            raise Malformed(f"weight {name!r} has shape {str(shape)[:60]}, sent was {tuple(tensor.shape)}")
-    # In the order of the model, whatever order they came in.
+            raise Malformed(f"weight {name!r} has shape {str(shape)[:60]} instead of {tuple(tensor.shape)}")
+    # In the order of the model: the order on the wire is arbitrary.
     return {name: _tensor(found[name]["data"], tensor) for name, tensor in like.items()}
 
 
 def _tensor(data: bytearray, like: Tensor) -> Tensor:
     if not like.numel():
         return torch.zeros_like(like)
-    # A copy of its own, which may be written to.
+    # A copy that nothing else refers to, since weights are written to.
     return torch.frombuffer(bytearray(data), dtype=like.dtype).view(like.shape).to(like.device)
 
 
 def _table(content: RecordDict, name: str) -> Mapping[str, Any]:
     found = content.get(name)
     if not isinstance(found, ConfigRecord):
-        raise Malformed(f"there is no record {name!r}")
+        raise Malformed(f"record {name!r} is missing")
     if found.get("format") != FORMAT:
-        raise Malformed("it speaks another format: install the same version of fedhen on server and nodes")
+        raise Malformed("it uses another protocol format: install the same version of fedhen on server and nodes")
     return found

@@ -2,5 +2,5 @@
 
 CONFIG, RUN, RESUME = "config", "run", "resume"
 """The configuration as TOML, the run folder on the server, and whether to go on with what is in it."""
-ANEW = "start another run"
+START_ANOTHER_RUN = "start another run"
 """The end of its last words where it is of no use to go on with the run."""

@@ -17,42 +17,42 @@ from fedhen.fleet.project import DATA, HOME, NODES, FleetProject, fit_to_nodes, 
 
 FIRST_PORT = 9101
 """Each node on one machine needs a port of its own."""
-MOST_PORT = 65535
+LAST_PORT = 65535
 
 
-def create_project(folder: FleetProject, config: Config, nodes: Mapping[str, int]) -> None:
+def create_project(project: FleetProject, config: Config, nodes: Mapping[str, int]) -> None:
     """Write the folder, and give each node a shard of the recipe's data to begin with."""
-    if folder.path.exists():
-        raise UserError(f"{folder.path} exists: choose another folder")
-    check_address(folder.address)
+    if project.path.exists():
+        raise UserError(f"{project.path} exists: choose another folder")
+    check_address(project.address)
     config = fit_to_nodes(config, nodes)
     # A server that keeps every device's last model knows more than it needs to.
     config = replace(config, evaluation=replace(config.evaluation, devices=False), targets={})
     data = sources.load_data(config.data, data_root(None), config.seed)
     shards = deal(data, config.split, config.devices.number, config.seed)
-    folder.write(config, nodes)
-    page = folder.path / "fleet_app" / "data.py"
+    project.write(config, nodes)
+    page = project.path / "fleet_app" / "data.py"
     text = page.read_text(encoding="utf-8")
     text = text.replace("INPUTS = (1, 8, 8)", f"INPUTS = {data.shape}").replace(
         "CLASSES = 10", f"CLASSES = {data.classes}"
     )
     page.write_text(text, encoding="utf-8")
-    (folder.path / DATA).mkdir()
+    (project.path / DATA).mkdir()
     for name, shard in zip(node_names(nodes), shards, strict=True):
-        np.savez(folder.path / DATA / f"{name}.npz", x=data.inputs(data.x[shard]).numpy(), y=data.y[shard].numpy())
-    np.savez(folder.path / DATA / "test.npz", x=data.inputs(data.x_test).numpy(), y=data.y_test.numpy())
+        np.savez(project.path / DATA / f"{name}.npz", x=data.inputs(data.x[shard]).numpy(), y=data.y[shard].numpy())
+    np.savez(project.path / DATA / "test.npz", x=data.inputs(data.x_test).numpy(), y=data.y_test.numpy())
 
 
 def check_address(address: str) -> None:
     """Refuse what no node could connect to."""
     host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and 1 <= int(port) <= MOST_PORT):
+    if not host or not (port.isascii() and port.isdigit() and 1 <= int(port) <= LAST_PORT):
         raise UserError(f"--address {address!r}: write HOST:PORT, like 127.0.0.1:8000")
     if (known := _ip(host)) is not None and known.is_unspecified:
         raise UserError(f"--address {address!r}: name the address that nodes connect to")
 
 
-def exposure_warning(address: str) -> str:
+def warn_of_exposure(address: str) -> str:
     """What to know where others than this machine may reach the SuperLink; nothing where they cannot."""
     host = address.rpartition(":")[0]
     if host == "localhost" or ((known := _ip(host)) is not None and known.is_loopback):
@@ -70,9 +70,9 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def make_instructions(folder: FleetProject, nodes: Mapping[str, int]) -> str:
+def make_instructions(project: FleetProject, nodes: Mapping[str, int]) -> str:
     """The commands, in order; each of the first and third kind goes on until it is stopped."""
-    path, every = folder.path, node_names(nodes)
+    path, every = project.path, node_names(nodes)
     first = {name.rpartition("-")[0]: name for name in reversed(every)}
     shown = [first[tier] for tier in nodes]
     others = f" (also: {', '.join(name for name in every if name not in shown)})" if len(every) > len(shown) else ""
@@ -80,13 +80,13 @@ def make_instructions(folder: FleetProject, nodes: Mapping[str, int]) -> str:
         f"{path} is ready. fleet_app/data.py reads the data, config.toml has the settings; both are yours to change.",
         "",
         "# the server: Flower's SuperLink, which goes on until it is stopped",
-        folder.superlink_line(),
+        project.superlink_line(),
         "",
         "# once: make the nodes' keys known to the server",
-        *(shell_line(folder.register(name), path / HOME) for name in every),
+        *(shell_line(project.register_command(name), path / HOME) for name in every),
         "",
         f"# a node of each tier, each with a home, a port and a key of its own{others}",
-        *(shell_line(_node(folder, name, every.index(name)), path / NODES / name) for name in shown),
+        *(shell_line(_node_command(project, name, every.index(name)), path / NODES / name) for name in shown),
         "",
         "# when all nodes run: the training",
         run_line(path),
@@ -94,7 +94,7 @@ def make_instructions(folder: FleetProject, nodes: Mapping[str, int]) -> str:
     return "\n".join(lines)
 
 
-def _node(folder: FleetProject, name: str, place: int) -> list[str]:
-    data, state = folder.path / DATA / f"{name}.npz", folder.path / NODES / name / "state"
+def _node_command(project: FleetProject, name: str, place: int) -> list[str]:
+    data, state = project.path / DATA / f"{name}.npz", project.path / NODES / name / "state"
     node: dict[str, str | int] = {"tier": name.rpartition("-")[0], "data": str(data), "state": str(state)}
-    return folder.supernode(name, FIRST_PORT + place, node)
+    return project.supernode_command(name, FIRST_PORT + place, node)

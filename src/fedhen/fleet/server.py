@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -19,62 +20,61 @@ from fedhen.experiment import build
 from fedhen.experiment.experiment import Experiment, Step
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
-from fedhen.fleet import membership as rosters
 from fedhen.fleet.app import App
-from fedhen.fleet.engine import POLL, FleetDevices, make_fleet_sampler
-from fedhen.fleet.membership import Membership
-from fedhen.fleet.run_settings import ANEW
+from fedhen.fleet.engine import POLL_SECONDS, FleetDevices, make_fleet_sampler
+from fedhen.fleet.membership import Membership, read_membership, sample_counts
+from fedhen.fleet.run_settings import START_ANOTHER_RUN
 from fedhen.hardware.accelerator import choose_device
 from fedhen.runs.layout import CONFIG, ROUNDS
 from fedhen.runs.writer import read_whole_lines
 
 
 @dataclass(frozen=True)
-class Job:
+class FleetRun:
     """A run to be played by a fleet."""
 
     config: Config
     folder: Path
     resume: bool = False
-    flower: int = 0
+    flower_run: int = 0
     """Flower's own number of it."""
-    poll: float = POLL
+    poll: float = POLL_SECONDS
 
 
-def play(grid: Grid, app: App, job: Job) -> Generator[Step, None, None]:
+def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
     """Play the rounds that are left with the nodes that are there; every round is saved."""
-    roster, config = reopen_fleet(grid, job) if is_begun(job) else gather_fleet(grid, job)
-    experiment = build_fleet_experiment(app, roster, replace(job, config=config))
-    yield from play_run(job.folder, experiment, ResumePolicy(resume=job.resume, otherwise=ANEW))
+    membership, config = reopen_fleet(grid, run) if is_begun(run) else gather_fleet(grid, run)
+    experiment = build_fleet_experiment(app, membership, replace(run, config=config))
+    yield from play_run(run.folder, experiment, ResumePolicy(resume=run.resume, otherwise=START_ANOTHER_RUN))
 
 
-def is_begun(job: Job) -> bool:
+def is_begun(run: FleetRun) -> bool:
     """Whether there is a run to go on with."""
-    begun = (job.folder / CONFIG).is_file()
-    if begun and not job.resume:
-        raise UserError(f"{job.folder} holds a run: go on with --resume {job.folder}, or choose another --out")
+    begun = (run.folder / CONFIG).is_file()
+    if begun and not run.resume:
+        raise UserError(f"{run.folder} holds a run: go on with --resume {run.folder}, or choose another --out")
     return begun
 
 
-def gather_fleet(grid: Grid, job: Job) -> tuple[Membership, Config]:
+def gather_fleet(grid: Grid, run: FleetRun) -> tuple[Membership, Config]:
     """The fleet of a new run: the nodes that are connected once there are enough."""
-    config = save_each_round(job.config)
-    roster = Membership(grid, toml.to_toml(config))
-    roster.wait(config.devices.number, config.fleet.wait_seconds, tuple(config.tiers))
-    roster.settle(tuple(config.tiers))
-    job.folder.mkdir(parents=True, exist_ok=True)
-    roster.save(job.folder, job.flower)
-    return roster, roster.fitted(config)
+    config = save_each_round(run.config)
+    membership = Membership(grid, toml.to_toml(config))
+    membership.wait_for_nodes(config.devices.number, config.fleet.wait_seconds, tuple(config.tiers))
+    membership.number_devices(tuple(config.tiers))
+    run.folder.mkdir(parents=True, exist_ok=True)
+    membership.save(run.folder, run.flower_run)
+    return membership, membership.fit_config(config)
 
 
-def reopen_fleet(grid: Grid, job: Job) -> tuple[Membership, Config]:
+def reopen_fleet(grid: Grid, run: FleetRun) -> tuple[Membership, Config]:
     """The fleet of a run that was begun; its devices may have other node ids by now, and some may come later."""
-    before = toml.read_toml(job.folder / CONFIG)
-    config = replace(before, rounds=max(before.rounds, job.config.rounds), fleet=job.config.fleet)
-    roster = rosters.read_membership(job.folder, grid, config)
-    roster.wait(config.devices.active, config.fleet.wait_seconds)
-    roster.save(job.folder, job.flower)
-    return roster, config
+    before = toml.read_toml(run.folder / CONFIG)
+    config = replace(before, rounds=max(before.rounds, run.config.rounds), fleet=run.config.fleet)
+    membership = read_membership(run.folder, grid, config)
+    membership.wait_for_nodes(config.devices.active, config.fleet.wait_seconds)
+    membership.save(run.folder, run.flower_run)
+    return membership, config
 
 
 def save_each_round(config: Config) -> Config:
@@ -82,37 +82,34 @@ def save_each_round(config: Config) -> Config:
     return replace(config, checkpoint=replace(config.checkpoint, rounds=1))
 
 
-def build_fleet_experiment(app: App, roster: Membership, job: Job) -> Experiment:
+def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> Experiment:
     """The experiment on the server: all that a simulated one has, but for the devices' data and memories."""
-    config, method = job.config, app.method_of(job.config)
+    config, method = run.config, app.resolve_method(run.config)
     if method.name != config.method:
         config = replace(config, method=method.name)
-    data = app.on_server(config)
+    data = app.load_server_data(config)
     tier_of = assign_tiers(config)
-    omega = compute_omega(rosters.samples(roster.members), tier_of, method.pools(tuple(config.tiers)))
+    omega = compute_omega(sample_counts(membership.members), tier_of, method.pools(tuple(config.tiers)))
     where = choose_device("auto")
-    family = app.family_of(config, data)
-    fleet = make_population(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
+    family = app.resolve_family(config, data)
+    population = make_population(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
 
     def engine(start: EngineParts) -> Engine:
         return Engine(
-            FleetDevices(start.plain.population, roster, find_merged_rounds(job.folder), job.poll), start.scoring
+            FleetDevices(start.plain.population, membership, partial(read_merged_rounds, run.folder), run.poll),
+            start.scoring,
         )
 
-    more = min(config.devices.number, config.devices.active + config.fleet.spare_devices)
-    draw = make_sampler(replace(config.devices, active=more), config.seed)
-    return build.start_experiment(fleet, activate=make_fleet_sampler(draw, roster, config.seed), engine=engine)
+    asked = min(config.devices.number, config.devices.active + config.fleet.spare_devices)
+    draw = make_sampler(replace(config.devices, active=asked), config.seed)
+    return build.start_experiment(population, activate=make_fleet_sampler(draw, membership, config.seed), engine=engine)
 
 
-def find_merged_rounds(folder: Path) -> Callable[[int], Mapping[int, int]]:
-    """Round -> for each device the last round before it whose update was merged, by the run's own records."""
-
-    def merged(number: int) -> Mapping[int, int]:
-        found: dict[int, int] = {}
-        for line in read_whole_lines(folder / ROUNDS, number - 1):
-            record = json.loads(line)
-            out = {*record["dropped"], *record.get("failed", ()), *record.get("late", ())}
-            found |= {device: record["round"] for device in record["active"] if device not in out}
-        return found
-
+def read_merged_rounds(folder: Path, number: int) -> dict[int, int]:
+    """Reads from the run's records, for each device, the last round before `number` whose update was merged."""
+    merged: dict[int, int] = {}
+    for line in read_whole_lines(folder / ROUNDS, number - 1):
+        record = json.loads(line)
+        out = {*record["dropped"], *record.get("failed", ()), *record.get("late", ())}
+        merged |= {device: record["round"] for device in record["active"] if device not in out}
     return merged

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import ssl
 import subprocess
@@ -13,53 +12,81 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.errors import UserError, one_line
+from fedhen.fileio import untrusted
 from fedhen.fleet.certificates import CA
 from fedhen.fleet.membership import read_flower_run
 from fedhen.fleet.processes import Processes
 from fedhen.fleet.project import CERTIFICATES, CONNECTION, FleetProject
 from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
 
-ANSWER = 120.0
+FLWR_TIMEOUT_SECONDS = 120.0
 """Seconds that a SuperLink has to answer; a run is shipped in them."""
+
+
+@dataclass(frozen=True)
+class FlwrOutput:
+    """What a `flwr` command has printed as JSON."""
+
+    success: bool
+    error: str
+    run_id: str
+    """Of the run that the command started, if it did."""
+    statuses: list[str]
+    """Of the runs that the command listed, if it did."""
+
+
+def parse_output(stdout: str, stderr: str, success: bool) -> FlwrOutput:
+    """Parses what a `flwr` command has printed. Without JSON, its exit status counts and the text is the error."""
+    try:
+        values = untrusted.check_mapping(untrusted.parse_json(stdout[stdout.find("{") :]))
+        return FlwrOutput(
+            success=bool(values.get("success", success)),
+            error=str(values.get("error-message") or stderr),
+            run_id=str(values.get("run-id", "")),
+            statuses=[untrusted.check_text(run["status"]) for run in values.get("runs", [])],
+        )
+    except untrusted.PARSE_ERRORS:
+        return FlwrOutput(success, f"{stdout} {stderr}", "", [])
 
 
 @dataclass(frozen=True)
 class SuperLinkClient:
     """The SuperLink of a fleet's folder."""
 
-    folder: FleetProject
+    project: FleetProject
     processes: Processes
 
     def wait(self, seconds: float, name: str = "") -> None:
         """Wait until it answers; a process of ours that has ended will not."""
-        end, how = time.monotonic() + seconds, self.folder.superlink_line()
+        end, how = time.monotonic() + seconds, self.project.superlink_line()
         while not self.is_up():
             process = self.processes.running.get(name)
             if process is not None and process.poll() is not None:
                 raise UserError(f"the SuperLink ended at once: see {self.processes.logs / name}.log")
             if time.monotonic() > end:
-                raise UserError(f"no SuperLink answers at {self.folder.address}: start it with: {how}")
+                raise UserError(f"no SuperLink answers at {self.project.address}: start it with: {how}")
             time.sleep(0.2)
 
     def is_up(self) -> bool:
         """Whether it answers."""
         scheme, context = "http", None
-        if self.folder.secure:
-            scheme, context = "https", self._trusted()
+        if self.project.secure:
+            scheme, context = "https", self._tls_context()
         try:
-            with urllib.request.urlopen(f"{scheme}://{self.folder.address}/health", timeout=2, context=context) as said:
+            with urllib.request.urlopen(
+                f"{scheme}://{self.project.address}/health", timeout=2, context=context
+            ) as said:
                 return bool(said.status == 200)
         except (OSError, HTTPException, ValueError):
             # Also where something else listens there, which does not speak HTTP.
             return False
 
-    def _trusted(self) -> ssl.SSLContext:
-        path = self.folder.path / CERTIFICATES / CA
+    def _tls_context(self) -> ssl.SSLContext:
+        path = self.project.path / CERTIFICATES / CA
         try:
             return ssl.create_default_context(cafile=path)
         except OSError as error:
@@ -68,7 +95,7 @@ class SuperLinkClient:
 
     def register(self, name: str) -> None:
         """Make a node's key known."""
-        self._flwr(*self.folder.register(name)[1:])
+        self._flwr(*self.project.register_command(name)[1:])
 
     def start(self, config: Config, run: Path, resume: bool = False) -> str:
         """Start a training, or go on with one; Flower's own number of it."""
@@ -80,19 +107,23 @@ class SuperLinkClient:
         with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
             file.write("".join(f"{key} = {toml.format_value(value)}\n" for key, value in settings.items()))
             file.flush()
-            said = self._flwr("run", str(self.folder.path), CONNECTION, "--run-config", file.name, "--format", "json")
-        return str(said["run-id"])
+            output = self._flwr(
+                "run", str(self.project.path), CONNECTION, "--run-config", file.name, "--format", "json"
+            )
+        if not output.run_id:
+            raise UserError("flwr run failed: it has not printed the number of the run")
+        return output.run_id
 
     def status(self, number: str) -> str:
         """How it goes: pending, starting, running, finished:completed, finished:failed, finished:stopped."""
-        runs = self._flwr("ls", CONNECTION, "--run-id", number, "--format", "json").get("runs", [])
-        if not runs:
-            raise UserError(f"the SuperLink at {self.folder.address} does not know run {number}")
-        return str(runs[0]["status"])
+        statuses = self._flwr("ls", CONNECTION, "--run-id", number, "--format", "json").statuses
+        if not statuses:
+            raise UserError(f"the SuperLink at {self.project.address} does not know run {number}")
+        return statuses[0]
 
-    def why(self, number: str) -> str:
+    def find_error(self, number: str) -> str:
         """The last thing that the server's app said of itself, if it was an error."""
-        done = self.processes.call(["flwr", "log", number, CONNECTION, "--show"], self.folder.home)
+        done = self.processes.call(["flwr", "log", number, CONNECTION, "--show"], self.project.home)
         said = re.findall(r"fedhen: (.*)$", done.stdout + done.stderr, flags=re.MULTILINE)
         return said[-1] if said and not said[-1].startswith("round ") else ""
 
@@ -107,17 +138,12 @@ class SuperLinkClient:
             if not ended:
                 raise
 
-    def _flwr(self, *arguments: str) -> dict[str, Any]:
+    def _flwr(self, *arguments: str) -> FlwrOutput:
         try:
-            done = self.processes.call(["flwr", *arguments], self.folder.home, ANSWER)
+            done = self.processes.call(["flwr", *arguments], self.project.home, FLWR_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise UserError(f"flwr {arguments[0]} failed: no answer in {ANSWER:.0f} seconds") from None
-        found = done.stdout[done.stdout.find("{") :]
-        try:
-            said: dict[str, Any] = json.loads(found)
-        except ValueError:
-            said = {"success": done.returncode == 0, "error-message": f"{done.stdout} {done.stderr}"}
-        if not said.get("success", done.returncode == 0):
-            why = one_line(str(said.get("error-message") or done.stderr))[-300:]
-            raise UserError(f"flwr {arguments[0]} failed: {why}")
-        return said
+            raise UserError(f"flwr {arguments[0]} failed: no answer in {FLWR_TIMEOUT_SECONDS:.0f} seconds") from None
+        output = parse_output(done.stdout, done.stderr, done.returncode == 0)
+        if not output.success:
+            raise UserError(f"flwr {arguments[0]} failed: {one_line(output.error)[-300:]}")
+        return output
