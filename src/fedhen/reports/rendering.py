@@ -1,11 +1,10 @@
-"""One table value, and its four writings: plain text, Markdown, HTML, LaTeX."""
+"""A table as data, and as plain text, Markdown and LaTeX; as HTML it is written by templates/page.html."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 from dataclasses import dataclass
-from html import escape
 
 WIDTH = 100
 """Columns of a terminal that notes are wrapped to."""
@@ -109,36 +108,6 @@ def to_markdown(table: Table) -> str:
 def markdown_text(text: str) -> str:
     """Text that Markdown shows as it is."""
     return re.sub(r"([\\`*_\[\]<|#&])", r"\\\1", " ".join(text.split()))
-
-
-def to_html(table: Table) -> str:
-    """A table element in a box that scrolls sideways where the screen is narrow."""
-    head = "".join(f'<th scope="col">{_html_cell(cell)}</th>' for cell in table.columns)
-    bodies = []
-    for group in table.groups:
-        title = f'<tr><th scope="rowgroup" colspan="{len(table.columns)}">{escape(group.title)}</th></tr>'
-        rows = (_html_row(table, *each) for each in zip(group.rows, table.heights(group), strict=True))
-        bodies.append(f"<tbody>{title}{''.join(rows)}</tbody>")
-    notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in table.notes)
-    return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>'
-        f"<thead><tr>{head}</tr></thead>{''.join(bodies)}</table></div>{notes}"
-    )
-
-
-def _html_row(table: Table, row: tuple[str, ...], height: int) -> str:
-    span = f' rowspan="{height}"' if height > 1 else ""
-    cells = [f'<th scope="row"{span}>{_html_cell(row[0])}</th>'] if height else []
-    for column, cell in zip(table.columns[1:], row[1:], strict=True):
-        cells.append(
-            f"<td><b>{_html_cell(cell)}</b></td>" if column == table.strong else f"<td>{_html_cell(cell)}</td>"
-        )
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-def _html_cell(text: str) -> str:
-    """A cell that a narrow screen may break before a ± or a bracket, but not within a number and its unit."""
-    return escape(re.sub(r"(?<=[±=>]) | (?=[=%]|[kMGT]?B\b)", "\N{NO-BREAK SPACE}", text))
 
 
 def to_latex(table: Table) -> str:

@@ -19,7 +19,7 @@ from fedhen.reports import auto_targets, compare, rounds_to_target, write_report
 from fedhen.reports.comparison import warnings
 from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, gain, unit_of
 from fedhen.reports.curves import line, looks
-from fedhen.reports.rendering import Group, Table, to_html, to_latex, to_markdown, to_text
+from fedhen.reports.rendering import Group, Table, to_latex, to_markdown, to_text
 from fedhen.reports.tables import cost_table, make_tables, outcome_table
 from fedhen.reports.targets import Given, choose_targets
 from fedhen.runs.reader import Run, read_run
@@ -534,7 +534,7 @@ def test_a_report_on_the_servers_model_says_so(tmp_path: Path) -> None:
 def test_one_method_alone_has_no_gain() -> None:
     comparison = compare(three_methods()[:1])
     tables = make_tables(comparison, choose_targets(comparison), "devices")
-    assert all("Gain" not in to_html(table) for table in tables)
+    assert all("Gain" not in to_markdown(table) for table in tables)
 
 
 def test_an_out_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

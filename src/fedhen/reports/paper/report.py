@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 from fedhen.errors import UserError
 from fedhen.fileio.atomic import write_text
 from fedhen.reports.comparison import scored_kind
 from fedhen.reports.curves import inline_svg, png, svg
-from fedhen.reports.page import document, environment, figure, notice, section
+from fedhen.reports.page import Drawings, Section, merge_environments, render_page
 from fedhen.reports.paper.accuracies import accuracy_table
 from fedhen.reports.paper.centralised import centralised_table
 from fedhen.reports.paper.figures import PaperFigure, paper_figures
@@ -72,18 +71,21 @@ def _write_figure(each: PaperFigure, out: Path) -> list[Path]:
 
 
 def _page(found: Found, parts: Sequence[Part]) -> str:
-    about = f"{ABOUT} {_progress(found)}"
-    bodies = [_page_figure(each) if isinstance(each, PaperFigure) else section(each) for each in parts]
-    return document(TITLE, [f"<p>{escape(about)}</p>", notice(found.warnings), *bodies, environment(found.runs)])
+    return render_page(
+        title=TITLE,
+        about=f"{ABOUT} {_progress(found)}",
+        warnings=found.warnings,
+        sections=[_draw(p) if isinstance(p, PaperFigure) else Section(p.name, p.title, p) for p in parts],
+        environment=merge_environments(found.runs),
+    )
 
 
-def _page_figure(each: PaperFigure) -> str:
-    drawings = [
+def _draw(each: PaperFigure) -> Section:
+    rows = [
         [inline_svg(each.draw([[panel]]), f"{each.name}-{place}-{side}") for side, panel in enumerate(row)]
         for place, row in enumerate(each.rows)
     ]
-    heading = f'<h2 id="{each.name}">{escape(each.title)}</h2>'
-    return heading + figure(drawings, each.title, each.caption)
+    return Section(each.name, each.title, figure=Drawings(rows, each.title, each.caption))
 
 
 def _markdown(found: Found, parts: Sequence[Part]) -> str:
