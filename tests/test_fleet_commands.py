@@ -109,8 +109,8 @@ def test_a_second_ctrl_c_leaves_nothing_and_ends_it_at_once(tmp_path: Path) -> N
         ("init demo --simple -1", "tier 'simple' has no node"),
         ("init demo --address h:99999", "write HOST:PORT"),
         ("init demo --address h:0", "write HOST:PORT"),
-        ("init demo --address 0.0.0.0:8000", "name the address that nodes connect to"),
-        ("init demo --address [::]:8000", "name the address that nodes connect to"),
+        ("init demo --address 0.0.0.0:8000", "write the address that nodes connect to"),
+        ("init demo --address [::]:8000", "write the address that nodes connect to"),
         ("up --simple -1", "tier 'simple' has no node"),
         ("up --active 0", "--active 0: choose between 1 and 4"),
         ("up --active 5", "--active 5: choose between 1 and 4"),
@@ -170,7 +170,7 @@ def test_rounds_can_be_added_but_none_taken_away(tmp_path: Path, capsys: pytest.
     run.mkdir()
     (run / "config.toml").write_text(toml.to_toml(load_recipe("digits")))
     assert main(["fleet", "run", str(fleet.path), "--resume", str(run), "--rounds", "3"]) == 2
-    assert "is planned for 40 rounds: some can be added, none taken away" in capsys.readouterr().err
+    assert "was planned for 40 rounds; rounds can be added but not removed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("look", range(8))
@@ -236,9 +236,9 @@ if [ "$1" = ls ]; then cat more >> rounds.jsonl; cat more >> timing.jsonl; cat s
     [
         ("completed", "", "", None),
         ("completed", "", '{"round": 2}\n{"round": 3}\n', None),
-        ("stopped", "", "", "has ended (stopped); 1 rounds are saved, go on with: LINE"),
-        ("failed", "", '{"round": 2}\n', "has ended (failed); 2 rounds are saved, go on with: LINE"),
-        ("failed", "fedhen: no device\n", "", "has ended (failed): no device; 1 rounds are saved, go on with: LINE"),
+        ("stopped", "", "", "has ended (stopped); 1 rounds are saved; resume with: LINE"),
+        ("failed", "", '{"round": 2}\n', "has ended (failed); 2 rounds are saved; resume with: LINE"),
+        ("failed", "fedhen: no device\n", "", "has ended (failed): no device; 1 rounds are saved; resume with: LINE"),
         ("failed", "fedhen: torn; start another run\n", "", "has ended (failed): torn; start another run"),
     ],
 )
@@ -292,7 +292,7 @@ def test_a_superlink_that_is_gone_ends_with_how_to_go_on(tmp_path: Path, monkeyp
         (run / name).write_text('{"round": 1}\n')
     superlink = SuperLinkClient(fleet, Processes(tmp_path / "logs"))
     line = f"fedhen fleet run {tmp_path}/fleet --resume {tmp_path}/run"
-    for resume_command, end in ((run_line(fleet.path, run), f", go on with: {line}"), ("", f" in {run}")):
+    for resume_command, end in ((run_line(fleet.path, run), f"; resume with: {line}"), ("", f" in {run}")):
         with pytest.raises(UserError, match="does not answer") as told:
             [*follow.follow(superlink, "1", run, 1, 2, resume_command)]
         assert str(told.value).endswith(f"1 rounds are saved{end}")
