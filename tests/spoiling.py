@@ -138,7 +138,7 @@ BY_ROUND = [nan, wrong_shape, extra_name, enormous, garbage]
 
 
 def spoiling_by_round(name: str) -> ClientApp:
-    """Builds an app that is honest except in runs of this recipe, where the complex node spoils each round differently."""
+    """Builds an app whose complex node spoils every round in another way, but only in runs of this recipe."""
     honest, app = client_app(recipe_app()), ClientApp()
     app.query()(lambda message, context: honest(message, context))
 

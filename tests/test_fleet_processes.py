@@ -1,4 +1,4 @@
-"""Real SuperLinks and SuperNodes as processes: the same results as the simulator, TLS, keys, kills, and no process left.
+"""Real SuperLinks and SuperNodes as processes: results of the simulator, TLS, keys, kills, and no process left.
 
 Two fleets are shared, each by the tests of a group, so that xdist does not start them twice.
 """
