@@ -1,9 +1,9 @@
-"""Seconds a round and bytes by tier of a fleet on this machine, beside Flower that only carries bytes.
+"""Measures a fleet on this machine, in seconds per round and bytes per tier, and Flower alone with the same bytes.
 
 python benchmarks/fleet.py [ROUNDS]
 
-The paper's CIFAR-10 model (11 million weights) on random images, so few that training hardly counts; then the same
-sizes through a bare Flower app without torch, which sends every array back as it came.
+The fleet trains the paper's CIFAR-10 model (11 million weights) on very few random images, so that training hardly
+counts. Then a bare Flower app without torch returns arrays of the same sizes unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedhen.fleet.project import fit_to_nodes
 
 NODES = {"simple": 2, "complex": 2}
 IMAGES = 8
-"""A device's: a batch."""
+"""Images of a device: one batch."""
 BARE = """
 import json, time
 from pathlib import Path
@@ -64,7 +64,7 @@ def main(grid, context):
 
 
 def config(images: Path, rounds: int) -> Config:
-    """The paper's model, a step of training."""
+    """Returns the settings for the paper's model with one step of training."""
     paper = fit_to_nodes(load_recipe("cifar10-iid"), NODES)
     return replace(
         paper,
@@ -77,14 +77,14 @@ def config(images: Path, rounds: int) -> Config:
 
 
 def fleet(chosen: Config, place: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A run of a fleet: its records, and what its rounds took."""
+    """Plays a run. Returns its records and timings."""
     with LocalFleet(place / "fleet", chosen, NODES).start() as local_fleet:
         steps = list(local_fleet.play(place / "run"))
     return [record for record, _ in steps], [timing for _, timing in steps]
 
 
 def bare(sizes: list[int], rounds: int, place: Path, chosen: Config) -> list[float]:
-    """Seconds a round of Flower that only carries bytes of these sizes."""
+    """Returns the seconds of each round of a Flower app that only transports arrays of these sizes."""
     local_fleet, out = LocalFleet(place / "bare", chosen, NODES), place / "bare.json"
     with local_fleet.start():
         text = BARE.replace("@SIZES@", str(sizes)).replace("@ROUNDS@", str(rounds)).replace("@OUT@", str(out))
@@ -98,7 +98,6 @@ def bare(sizes: list[int], rounds: int, place: Path, chosen: Config) -> list[flo
 
 
 def main() -> None:
-    """Print both."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     with tempfile.TemporaryDirectory() as folder:
         place, rng = Path(folder), np.random.default_rng(0)

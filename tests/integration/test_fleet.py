@@ -1,4 +1,4 @@
-"""A fleet inside one process plays what the simulator plays, to the bit: same loop, same devices, same bytes."""
+"""A fleet inside one process produces the same bytes as the simulator."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedhen.fleet.scaffold import create_project
 from support.fleets import config, fleet, simulated
 
 
-def test_what_flower_ships_holds_no_secret(tmp_path: Path) -> None:
-    """The app's own files alone: no key, no certificate, no data, no earlier run."""
+def test_what_flower_ships_contains_no_secret(tmp_path: Path) -> None:
+    """Only the files of the app: no key, certificate, data or earlier run."""
     folder = FleetProject(tmp_path / "fleet", "127.0.0.1:8000")
     create_project(folder, load_recipe("digits"), {"simple": 1, "complex": 1})
     (folder.path / "runs").mkdir()
@@ -32,7 +32,7 @@ def test_what_flower_ships_holds_no_secret(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_and_local_variant_is_the_simulators_to_the_bit(method: str, local: str, tmp_path: Path) -> None:
+def test_every_method_and_local_variant_gives_the_simulators_bytes(method: str, local: str, tmp_path: Path) -> None:
     chosen = config(method, local)
     there, here = simulated(chosen, tmp_path / "simulated"), fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()

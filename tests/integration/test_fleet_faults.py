@@ -1,4 +1,4 @@
-"""Nodes that lie, vanish, come back and are late: the server goes on, with what a simulation without them has."""
+"""Nodes that lie, vanish, return or are late: the server continues with the results of a simulation without them."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ SPOILED: list[tuple[Spoil, str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "told"), SPOILED, ids=lambda value: getattr(value, "__name__", ""))
-def test_an_answer_that_is_none_is_left_out(spoil: Spoil, told: str, tmp_path: Path) -> None:
-    """The server has what a simulation without that device has; the reason is in errors.jsonl."""
+def test_a_malformed_answer_is_left_out(spoil: Spoil, told: str, tmp_path: Path) -> None:
+    """The result is that of a simulation without the device, and the reason is in errors.jsonl."""
     chosen = config("fedhen", "plain", "rounds=1", "devices.active=6", "evaluation.devices=false")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000 - 7 * 4].app = spoiling(spoil)
@@ -114,7 +114,7 @@ def test_devices_that_diverge_are_dropped_as_in_a_simulation(local: str, tmp_pat
 
 
 def test_an_answer_that_is_dropped_does_not_end_the_round(tmp_path: Path) -> None:
-    """Device 0 answers first, with NaN; one answer is enough, and it must be one that counts."""
+    """Device 0 answers first, with NaN. One answer is enough, but it must be finite."""
 
     class First(InsideGrid):
         looks: ClassVar[Counter[str]] = Counter()
@@ -132,8 +132,8 @@ def test_an_answer_that_is_dropped_does_not_end_the_round(tmp_path: Path) -> Non
     assert record["dropped"] == [0] and record["loss"] is not None and "late" not in record
 
 
-def test_an_order_that_was_long_under_way_costs_no_later_memory(tmp_path: Path) -> None:
-    """Round 2's is carried out after round 3's."""
+def test_a_delayed_order_does_not_remove_a_later_memory(tmp_path: Path) -> None:
+    """The order of round 2 is carried out after that of round 3."""
     files, memory = ClientState(tmp_path, "run"), {"w": torch.ones(2)}
     for number, before in ((1, 0), (3, 1), (2, 1)):
         files.write(number, {"w": memory["w"] * number}, before)
@@ -141,10 +141,9 @@ def test_an_order_that_was_long_under_way_costs_no_later_memory(tmp_path: Path) 
 
 
 def test_one_node_is_one_device(tmp_path: Path) -> None:
-    """A device that claims the name of another, which is gone when the server comes back, stays what it was."""
-    chosen = config(
-        "fedhen", "plain", "devices.active=6", "rounds=2", "fleet.deadline_seconds=0.2", "fleet.wait_seconds=0.2"
-    )
+    """A device that takes the name of another, which is gone when the server resumes, keeps its own number."""
+    quick = "fleet.deadline_seconds=0.2", "fleet.wait_seconds=0.2"
+    chosen = config("fedhen", "plain", "devices.active=6", "rounds=2", *quick)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in range(6):
         inside.nodes[1000 - 7 * device].config["name"] = f"device {device}"
@@ -155,7 +154,7 @@ def test_one_node_is_one_device(tmp_path: Path) -> None:
         played(inside, chosen, here, resume=True)
 
 
-def test_a_node_of_another_tier_is_not_waited_with(tmp_path: Path) -> None:
+def test_a_node_of_another_tier_does_not_count(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "fleet.wait_seconds=0.2")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000].config["tier"] = "Simple"
@@ -163,8 +162,8 @@ def test_a_node_of_another_tier_is_not_waited_with(tmp_path: Path) -> None:
         played(inside, chosen, tmp_path / "fleet")
 
 
-def test_a_fleet_of_which_a_third_vanishes_each_round_finishes(tmp_path: Path) -> None:
-    """Each round other ones: the server has what a simulation of the others has, SCAFFOLD's memories included."""
+def test_a_fleet_finishes_if_a_third_vanishes_in_each_round(tmp_path: Path) -> None:
+    """Different ones in each round. The result is that of a simulation without them, including SCAFFOLD's memories."""
     chosen = config("fedhen", "scaffold", "devices.active=6", "fleet.deadline_seconds=0.2", "rounds=4")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in range(6):
@@ -177,8 +176,8 @@ def test_a_fleet_of_which_a_third_vanishes_each_round_finishes(tmp_path: Path) -
     assert same_models(here, answering)
 
 
-def test_more_are_asked_than_are_needed(tmp_path: Path) -> None:
-    """Four are wanted and two more are asked: two that do not answer are not waited for."""
+def test_extra_devices_are_asked(tmp_path: Path) -> None:
+    """Four are needed and six are asked: the server does not wait for two that do not answer."""
     chosen = config("fedhen", "plain", "fleet.spare_devices=2", "fleet.deadline_seconds=600", "rounds=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in (1, 5):
@@ -188,7 +187,7 @@ def test_more_are_asked_than_are_needed(tmp_path: Path) -> None:
 
 
 def test_enough_answers_end_a_round(tmp_path: Path) -> None:
-    """Long before the deadline; those that have answered by then all count."""
+    """Long before the deadline. All that have answered by then count."""
     chosen = config("fedhen", "plain", "fleet.answers=3", "fleet.deadline_seconds=600", "devices.active=6", "rounds=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in (1, 5):
@@ -197,7 +196,7 @@ def test_enough_answers_end_a_round(tmp_path: Path) -> None:
     assert record["late"] == [1, 5] and "failed" not in record
 
 
-def test_a_device_that_is_not_connected_has_a_stand_in(tmp_path: Path) -> None:
+def test_a_device_that_is_not_connected_is_replaced(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "rounds=3")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
@@ -207,7 +206,7 @@ def test_a_device_that_is_not_connected_has_a_stand_in(tmp_path: Path) -> None:
     assert len(gone) == 2 and all(record["active"] == [1, 2, 4, 5] for record in rest)
 
 
-def test_no_one_answers_for_three_rounds(tmp_path: Path) -> None:
+def test_a_run_ends_after_three_rounds_without_an_answer(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "rounds=9", "fleet.deadline_seconds=0.05")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for node in inside.nodes.values():
@@ -217,8 +216,8 @@ def test_no_one_answers_for_three_rounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("local", ["scaffold", "feddyn", "plain"])
-def test_a_server_that_goes_back_takes_its_nodes_along(local: str, tmp_path: Path) -> None:
-    """The nodes have trained round 3, of which the server knows nothing: it goes on after round 2, under new ids."""
+def test_nodes_return_to_the_round_of_a_restored_server(local: str, tmp_path: Path) -> None:
+    """The nodes have trained round 3, but the server resumes after round 2. The nodes have new ids."""
     chosen = config("fedhen", local, "rounds=5", "devices.active=6")
     inside, run = grid(assign_tiers(chosen), tmp_path / "nodes"), tmp_path / "fleet"
     steps = play(inside, recipe_app(), FleetRun(chosen, run, poll=0.0))
@@ -252,7 +251,7 @@ def test_the_records_are_read_once_by_each_server_process(tmp_path: Path, monkey
     assert [order.memory for order in inside.orders[993]] == [0, 1, 2, 3, 4]
 
 
-def test_a_device_whose_memory_is_gone_is_left_out(tmp_path: Path) -> None:
+def test_a_device_that_has_lost_its_memory_is_left_out(tmp_path: Path) -> None:
     chosen = config("fedhen", "scaffold", "rounds=2", "devices.active=6")
     steps = play(
         grid(assign_tiers(chosen), tmp_path / "nodes"), recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0)
@@ -265,8 +264,8 @@ def test_a_device_whose_memory_is_gone_is_left_out(tmp_path: Path) -> None:
     assert record["failed"] == [2]
 
 
-def test_a_stranger_takes_nobodys_place(tmp_path: Path) -> None:
-    """A node that claims a name while its owner is connected, and one that comes too late, wait for the next run."""
+def test_a_new_node_does_not_replace_a_device(tmp_path: Path) -> None:
+    """A node with the name of a connected device, or one that comes too late, waits for the next run."""
     chosen = config("fedhen", "plain", "rounds=3", "devices.active=6")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
@@ -282,7 +281,7 @@ def test_a_stranger_takes_nobodys_place(tmp_path: Path) -> None:
 
 
 def test_the_configuration_travels_once_to_each_node(tmp_path: Path) -> None:
-    """Three rounds with all six devices; a resumed run is another server process, which sends it again."""
+    """Three rounds with all six devices. A resumed run is another server process, which sends it again."""
     chosen = config("fedhen", "plain", "rounds=4", "devices.active=6", "evaluation.every=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     run = played(inside, replace(chosen, rounds=3), tmp_path / "fleet")
@@ -311,7 +310,7 @@ def alter_config(state: Path) -> None:
 def test_a_node_without_the_configuration_gets_it_again_in_the_same_round(
     damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    """Whether its state folder is empty, or what is stored there was altered and must not be used."""
+    """Its state folder is empty, or the stored configuration was altered and must not be used."""
     chosen = config("fedhen", "plain", "rounds=3", "devices.active=6")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
@@ -342,7 +341,7 @@ def test_a_configuration_that_does_not_match_its_digest_is_refused(tmp_path: Pat
     assert [*tmp_path.iterdir()] == []
 
 
-def test_each_node_is_asked_once_who_it_is(tmp_path: Path) -> None:
+def test_each_node_is_asked_once_for_its_identity(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     played(inside, chosen, tmp_path / "fleet")
@@ -360,7 +359,7 @@ def test_a_server_without_test_data_trains_the_same_models(tmp_path: Path) -> No
     assert "final" not in run.summary and not any("accuracy" in r for r in run.rounds)  # type: ignore[operator]
 
 
-def test_an_app_brings_its_own_models_and_data(tmp_path: Path) -> None:
+def test_an_app_can_have_its_own_models_and_data(tmp_path: Path) -> None:
     from support.families import two_exits
 
     def training_data(node: Any, config: Config) -> tuple[Any, Any]:
@@ -376,8 +375,8 @@ def test_an_app_brings_its_own_models_and_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("local", ["plain", "scaffold", "feddyn"])
-def test_the_recorded_bytes_are_those_that_travel(local: str, tmp_path: Path) -> None:
-    """But for the names and shapes: FedDyn sends nothing beside its weights, SCAFFOLD as much again as it trains."""
+def test_the_recorded_bytes_are_those_that_are_sent(local: str, tmp_path: Path) -> None:
+    """Except for names and shapes. FedDyn sends only its weights, SCAFFOLD as much again as it trains."""
     chosen = config("fedhen", local, "rounds=1", "devices.active=6", "model.widths=[16, 16, 32, 32]")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     seen: dict[str, int] = {"down": 0, "up": 0}
@@ -406,7 +405,7 @@ def test_the_recorded_bytes_are_those_that_travel(local: str, tmp_path: Path) ->
         assert recorded <= seen[way] <= 1.1 * recorded
 
 
-def test_a_fleet_that_does_not_come_together_says_who_is_missing(tmp_path: Path) -> None:
+def test_an_incomplete_fleet_reports_what_is_missing(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "fleet.wait_seconds=0.1")
     inside = grid(assign_tiers(chosen)[:4], tmp_path / "nodes")
     with pytest.raises(UserError, match="4 of 6 devices have connected"):
@@ -416,7 +415,7 @@ def test_a_fleet_that_does_not_come_together_says_who_is_missing(tmp_path: Path)
         played(fleet_of_simple, chosen, tmp_path / "second")
 
 
-def test_a_simulated_run_is_not_gone_on_with_by_a_fleet_nor_the_other_way_round(tmp_path: Path) -> None:
+def test_a_fleet_cannot_resume_a_simulated_run_nor_the_reverse(tmp_path: Path) -> None:
     chosen = config("fedhen", "plain", "rounds=1")
     there = simulated(chosen, tmp_path / "simulated")
     with pytest.raises(UserError, match="was not played by a fleet; resume"):
@@ -473,14 +472,14 @@ def test_a_damaged_fleet_file_is_refused_in_one_line(change: dict[str, Any], tmp
 LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.float64), "c": torch.zeros(0, 4)}
 
 
-def test_weights_travel_as_they_are() -> None:
+def test_weights_are_unpacked_as_they_were_packed() -> None:
     sent = {"b": torch.tensor(2.5, dtype=torch.float64), "a": torch.randn(2, 3), "c": torch.zeros(0, 4)}
     back = protocol.unpack_weights(protocol.pack_weights(sent), LIKE)
     assert [*back] == [*LIKE] and all(torch.equal(back[name], sent[name]) for name in LIKE)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 255), st.integers(0, 40))
-def test_bytes_that_were_changed_are_refused_or_have_the_right_shapes(place: int, byte: int, cut: int) -> None:
+def test_altered_bytes_are_refused_or_have_the_right_shapes(place: int, byte: int, cut: int) -> None:
     data = bytearray(protocol.pack_weights(LIKE)["weights"].data)
     data[place % len(data)] = byte
     data = data[: len(data) - cut]

@@ -1,4 +1,4 @@
-"""A Flower Grid inside one process: real apps, real records, and every message as the bytes that would travel."""
+"""A Flower Grid inside one process: real apps and records, with every message converted to bytes and back."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fedhen.fleet.apps import client_app
 from fedhen.fleet.protocol import Order, read_order
 
 
-def travelled(message: Message) -> Message:
-    """The message as it arrives: taken apart into objects of bytes, and put together again."""
+def transmit(message: Message) -> Message:
+    """Returns the message as it arrives: converted to bytes and back."""
     message.metadata.__dict__["_message_id"] = message.object_id
     contents = {number: part.deflate() for number, part in get_all_nested_objects(message).items()}
     arrived = cast(Message, inflate_object_from_contents(message.object_id, contents))
@@ -33,34 +33,32 @@ def travelled(message: Message) -> Message:
 
 @dataclass
 class InsideNode:
-    """A node: what it was started with, and how it answers."""
+    """A node: its settings and its app."""
 
     config: dict[str, Any]
     app: ClientApp
     silent: Callable[[str], bool] = lambda group: False
-    """Round -> whether it has vanished."""
+    """Round -> whether the node does not answer."""
 
 
 @dataclass
 class InsideGrid(Grid):
-    """The nodes' ids are their places in the dictionary."""
+    """A grid of these nodes, by their ids. They train when a message is pushed."""
 
     nodes: dict[int, InsideNode]
-    sent: int = 0
-    """Bytes of weights that went down."""
     replies: dict[str, Message] = field(default_factory=dict)
     log: list[tuple[str, int]] = field(default_factory=list)
     orders: dict[int, list[Order]] = field(default_factory=lambda: defaultdict(list))
     """Node -> the orders that it was sent."""
 
     def __post_init__(self) -> None:
-        # Messages can only be made where Flower's own processes have said who they are.
+        # Flower creates messages only in a process with a task identity.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         numbers = []
         for message in messages:
-            arrived = travelled(message)
+            arrived = transmit(message)
             numbers.append(arrived.metadata.message_id)
             node_id, group = arrived.metadata.dst_node_id, arrived.metadata.group_id
             self.log.append((arrived.metadata.message_type, node_id))
@@ -69,7 +67,7 @@ class InsideGrid(Grid):
             node = self.nodes[node_id]
             if not node.silent(group):
                 context = Context(1, node_id, dict(node.config), RecordDict(), {})
-                self.replies[numbers[-1]] = travelled(node.app(arrived, context))
+                self.replies[numbers[-1]] = transmit(node.app(arrived, context))
         return numbers
 
     def config_texts(self) -> list[int]:
@@ -100,7 +98,7 @@ class InsideGrid(Grid):
 
 
 def grid(tiers: Sequence[str], state: Path, app: App | None = None) -> InsideGrid:
-    """A node of each of these tiers, the first one being device 0; the ids are in another order than the devices."""
+    """Builds a grid with a node for each of these tiers, from device 0 on. The ids are in reverse order."""
     client = client_app(app or recipe_app())
     return InsideGrid(
         {

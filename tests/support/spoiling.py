@@ -1,4 +1,4 @@
-"""Client apps of nodes that train as they should, and send something else."""
+"""Client apps of nodes that train correctly but send a wrong answer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def enormous(content: RecordDict) -> RecordDict:
 
 
 def claims_to_be_enormous(content: RecordDict) -> RecordDict:
-    """A header that promises an exabyte."""
+    """Sends a header that announces an exabyte."""
     head = b'{"w":{"dtype":"F32","shape":[1099511627776,1048576],"data_offsets":[0,4611686018427387904]}}'
     return put(content, len(head).to_bytes(8, "little") + head + b"\0" * len(data_of(content)))
 
@@ -120,7 +120,7 @@ def raised(content: RecordDict) -> Error:
 
 
 def spoiling(spoil: Spoil) -> ClientApp:
-    """The client app of a node that trains as it should, and sends something else."""
+    """Builds the client app of a node that trains correctly but sends a wrong answer."""
     honest, app = client_app(recipe_app()), ClientApp()
 
     @app.query()
@@ -138,7 +138,7 @@ BY_ROUND = [nan, wrong_shape, extra_name, enormous, garbage]
 
 
 def spoiling_by_round(name: str) -> ClientApp:
-    """Honest, but in runs of recipes of that name: there the complex node spoils every round in another way."""
+    """Builds an app whose complex node spoils every round in another way, but only in runs of this recipe."""
     honest, app = client_app(recipe_app()), ClientApp()
     app.query()(lambda message, context: honest(message, context))
 

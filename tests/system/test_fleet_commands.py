@@ -1,4 +1,4 @@
-"""What `fedhen fleet` refuses and says, and that its processes end with it however it ends."""
+"""Messages of `fedhen fleet`, what it refuses, and that its processes end with it, however it ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ with interruptible():
     finally:
         processes.stop()
 """
-"""Starts a program as a fleet does, but for its long grace, says what its mark is, and waits."""
+"""Starts a program as a fleet does, with a long grace period, prints its mark, and waits."""
 GRANDPARENT = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(600)"
 STUBBORN = """
 import signal, time
@@ -76,7 +76,7 @@ def starting(program: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], s
 
 
 def ended(mark: str, watcher: int) -> bool:
-    """Whether nothing is left; a zombie of the watcher waits for whoever adopts it."""
+    """Returns whether nothing is left. The watcher may remain as a zombie until its new parent reaps it."""
     try:
         gone = psutil.Process(watcher).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -84,15 +84,15 @@ def ended(mark: str, watcher: int) -> bool:
     return gone and not find_marked(mark)
 
 
-def test_killed_for_good_it_leaves_nothing_of_what_its_programs_started(tmp_path: Path) -> None:
+def test_nothing_is_left_after_sigkill(tmp_path: Path) -> None:
     with starting(GRANDPARENT, tmp_path) as (process, mark, watcher):
         wait_for(lambda: len(find_marked(mark)) == 2, 60)
         process.kill()
         wait_for(lambda: ended(mark, watcher), 60)
 
 
-def test_a_second_ctrl_c_leaves_nothing_and_ends_it_at_once(tmp_path: Path) -> None:
-    """The program hears SIGTERM and goes on: after one Ctrl-C it would have its whole grace."""
+def test_a_second_ctrl_c_leaves_nothing_and_ends_the_grace_period(tmp_path: Path) -> None:
+    """The program ignores SIGTERM: after one Ctrl-C it would have its whole grace period."""
     with starting(STUBBORN, tmp_path) as (process, mark, watcher):
         for name in ("deaf", "told"):
             while not (tmp_path / name).is_file():
@@ -109,8 +109,8 @@ def test_a_second_ctrl_c_leaves_nothing_and_ends_it_at_once(tmp_path: Path) -> N
         ("init demo --simple -1", "tier 'simple' has no node"),
         ("init demo --address h:99999", "write HOST:PORT"),
         ("init demo --address h:0", "write HOST:PORT"),
-        ("init demo --address 0.0.0.0:8000", "name the address that nodes connect to"),
-        ("init demo --address [::]:8000", "name the address that nodes connect to"),
+        ("init demo --address 0.0.0.0:8000", "write the address that nodes connect to"),
+        ("init demo --address [::]:8000", "write the address that nodes connect to"),
         ("up --simple -1", "tier 'simple' has no node"),
         ("up --active 0", "--active 0: choose between 1 and 4"),
         ("up --active 5", "--active 5: choose between 1 and 4"),
@@ -127,9 +127,7 @@ def test_refused_in_one_line_before_anything_is_written(
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_run_is_not_replaced_and_no_option_named_that_a_fleet_has_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_not_replaced_and_force_is_not_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "config.toml"
     kept.write_text("a run")
     assert main(["fleet", "up", "--out", str(tmp_path)]) == 2
@@ -137,10 +135,10 @@ def test_a_run_is_not_replaced_and_no_option_named_that_a_fleet_has_not(
     assert [*tmp_path.iterdir()] == [kept] and kept.read_text() == "a run"
 
 
-def test_what_init_prints_works_from_anywhere(
+def test_what_init_prints_works_in_any_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And `fleet run` prints the same command for a SuperLink that does not answer; folders may have spaces."""
+    """`fleet run` prints the same command if the SuperLink does not answer. Folders may have spaces."""
     monkeypatch.chdir(tmp_path)
     assert main(["fleet", "init", "my fleet", "--address", f"127.0.0.1:{free_port()}"]) == 0
     printed, warned = capsys.readouterr()
@@ -164,20 +162,20 @@ def test_init_warns_of_a_port_that_others_reach(tmp_path: Path, capsys: pytest.C
     assert "can register nodes and start runs" in said and said.count("\n") == 1
 
 
-def test_rounds_can_be_added_but_none_taken_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rounds_can_be_added_but_not_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fleet, run = FleetProject(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
     fleet.write_app(load_recipe("digits"))
     run.mkdir()
     (run / "config.toml").write_text(toml.to_toml(load_recipe("digits")))
     assert main(["fleet", "run", str(fleet.path), "--resume", str(run), "--rounds", "3"]) == 2
-    assert "is planned for 40 rounds: some can be added, none taken away" in capsys.readouterr().err
+    assert "was planned for 40 rounds; rounds can be added but not removed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("look", range(8))
 def test_rounds_added_to_a_finished_run_are_followed(
     look: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old summary is not the end of the new rounds; and whenever the server writes them, none is missed."""
+    """The old summary does not end the new rounds, and none is missed, whenever the server writes them."""
     fleet, run = FleetProject(tmp_path / "fleet", "127.0.0.1:1", secure=False), tmp_path / "run"
     run.mkdir()
 
@@ -206,7 +204,7 @@ def test_rounds_added_to_a_finished_run_are_followed(
 
 
 @pytest.mark.parametrize("rest", [b'{"round": 2', b"\xff\n", b"[]\n", b'{"round": 4}\n', b"[" * 100_000 + b"\n"])
-def test_only_rounds_that_are_whole_and_in_order_count(rest: bytes, tmp_path: Path) -> None:
+def test_only_complete_rounds_in_order_count(rest: bytes, tmp_path: Path) -> None:
     for name in (ROUNDS, TIMING):
         (tmp_path / name).write_bytes(b'{"round": 1}\n' + rest)
     assert follow.read_new_rounds(tmp_path) == [({"round": 1}, {"round": 1})] and follow.last_round(tmp_path) == 1
@@ -215,8 +213,8 @@ def test_only_rounds_that_are_whole_and_in_order_count(rest: bytes, tmp_path: Pa
     assert follow.read_new_rounds(tmp_path) == [] and follow.last_round(tmp_path) == 0
 
 
-def test_rounds_are_followed_whose_timings_have_a_gap(tmp_path: Path) -> None:
-    """A damaged line was cut off with those after it, and the run has gone on."""
+def test_rounds_are_followed_if_their_timings_have_a_gap(tmp_path: Path) -> None:
+    """A damaged line was removed with those after it, and the run was resumed."""
     (tmp_path / ROUNDS).write_text("".join(f'{{"round": {number}}}\n' for number in range(1, 8)))
     (tmp_path / TIMING).write_text("".join(f'{{"round": {number}}}\n' for number in (1, 2, 6)))
     assert [record["round"] for record, _ in follow.read_new_rounds(tmp_path, after=2)] == [6]
@@ -228,7 +226,7 @@ FLWR = """\
 cd {0}
 if [ "$1" = ls ]; then cat more >> rounds.jsonl; cat more >> timing.jsonl; cat status; else cat log; fi
 """
-"""In the place of Flower's program: how a run goes, and what its log says. Rounds are recorded while it is asked."""
+"""A replacement of Flower's program: prints a run's status or log. Rounds are recorded while it is queried."""
 
 
 @pytest.mark.parametrize(
@@ -236,16 +234,16 @@ if [ "$1" = ls ]; then cat more >> rounds.jsonl; cat more >> timing.jsonl; cat s
     [
         ("completed", "", "", None),
         ("completed", "", '{"round": 2}\n{"round": 3}\n', None),
-        ("stopped", "", "", "has ended (stopped); 1 rounds are saved, go on with: LINE"),
-        ("failed", "", '{"round": 2}\n', "has ended (failed); 2 rounds are saved, go on with: LINE"),
-        ("failed", "fedhen: no device\n", "", "has ended (failed): no device; 1 rounds are saved, go on with: LINE"),
+        ("stopped", "", "", "has ended (stopped); 1 rounds are saved; resume with: LINE"),
+        ("failed", "", '{"round": 2}\n', "has ended (failed); 2 rounds are saved; resume with: LINE"),
+        ("failed", "fedhen: no device\n", "", "has ended (failed): no device; 1 rounds are saved; resume with: LINE"),
         ("failed", "fedhen: torn; start another run\n", "", "has ended (failed): torn; start another run"),
     ],
 )
-def test_how_a_run_ends_is_asked_of_flower(
+def test_flower_is_asked_how_a_run_ends(
     status: str, log: str, more: str, end: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the server is on another machine there is no other sign of it."""
+    """If the server is on another machine, this is the only source."""
     monkeypatch.setattr(follow, "STATUS_POLL_SECONDS", 0.0)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "flwr").write_text(FLWR.format(tmp_path))
@@ -262,11 +260,11 @@ def test_how_a_run_ends_is_asked_of_flower(
             list(rounds)
         assert str(told.value) == f"the run {end}"
     nothing = follow.explain_end(f"finished:{status}", tmp_path / "none", "", "LINE")
-    assert nothing == f"the run has ended ({status})", "before its first round there is nothing to go on with"
+    assert nothing == f"the run has ended ({status})", "before its first round there is nothing to resume"
 
 
 @pytest.mark.parametrize("answer", [b"220 mail ready\r\n", b"HTTP/1.1 what\r\n\r\n", b""])
-def test_another_service_on_the_port_is_no_superlink(answer: bytes, tmp_path: Path) -> None:
+def test_another_service_on_the_port_is_not_a_superlink(answer: bytes, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -282,8 +280,8 @@ def test_another_service_on_the_port_is_no_superlink(answer: bytes, tmp_path: Pa
         thread.join()
 
 
-def test_a_superlink_that_is_gone_ends_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a few questions: one that starts again is waited for."""
+def test_a_superlink_that_is_gone_ends_with_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only after several queries, since it may be restarting."""
     monkeypatch.setattr(follow, "STATUS_POLL_SECONDS", 0.0)
     fleet, run = FleetProject(tmp_path / "fleet", f"127.0.0.1:{free_port()}", secure=False), tmp_path / "run"
     fleet.write_app(load_recipe("digits"))
@@ -292,7 +290,7 @@ def test_a_superlink_that_is_gone_ends_with_how_to_go_on(tmp_path: Path, monkeyp
         (run / name).write_text('{"round": 1}\n')
     superlink = SuperLinkClient(fleet, Processes(tmp_path / "logs"))
     line = f"fedhen fleet run {tmp_path}/fleet --resume {tmp_path}/run"
-    for resume_command, end in ((run_line(fleet.path, run), f", go on with: {line}"), ("", f" in {run}")):
+    for resume_command, end in ((run_line(fleet.path, run), f"; resume with: {line}"), ("", f" in {run}")):
         with pytest.raises(UserError, match="does not answer") as told:
             [*follow.follow(superlink, "1", run, 1, 2, resume_command)]
         assert str(told.value).endswith(f"1 rounds are saved{end}")

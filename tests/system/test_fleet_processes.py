@@ -1,4 +1,4 @@
-"""Real SuperLinks and SuperNodes as processes: agreement with the simulator, TLS, keys, kills; and none is left.
+"""Real SuperLinks and SuperNodes as processes: results of the simulator, TLS, keys, kills, and no process left.
 
 Two fleets are shared, each by the tests of a group, so that xdist does not start them twice.
 """
@@ -63,7 +63,7 @@ def train(message, context):
         time.sleep(0.1)
     return honest(message, context)
 """
-"""The end of a fleet's app whose nodes do not train in a round that a file of their tier and its number holds."""
+"""Appended to an app: a node waits in a round as long as the file `hold-TIER-ROUND` exists."""
 
 
 def config(*changes: str) -> Config:
@@ -90,12 +90,12 @@ def rounds_of(run: Path) -> int:
 
 
 def numbers_in(log: str) -> list[str]:
-    """The numbers by which the server has taken a node in."""
+    """Returns the ids that the SuperLink has given a node."""
     return re.findall(r"SuperNode ID: (\d+)", log)
 
 
 def serverapp(local_fleet: LocalFleet) -> list[psutil.Process]:
-    """The processes of the server's app."""
+    """Returns the processes of the server's app."""
     return [p for p in local_fleet.processes.find_running() if "flwr-serverapp" in command_of(p)]
 
 
@@ -106,7 +106,7 @@ def command_of(process: psutil.Process) -> str:
 
 
 def runs_of(local_fleet: LocalFleet) -> dict[str, str]:
-    """Flower's number of every run -> how it goes."""
+    """Returns Flower's number of every run -> its status."""
     said = local_fleet.processes.call(["flwr", "ls", CONNECTION, "--format", "json"], local_fleet.project.home).stdout
     return {str(run["run-id"]): run["status"] for run in json.loads(said)["runs"]}
 
@@ -132,14 +132,14 @@ class TestPlain:
             pass
         return run
 
-    def test_the_fleet_is_the_simulator_to_the_bit(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
+    def test_the_fleet_gives_the_simulators_bytes(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
         chosen = config("rounds=3")
         here, there = self.play(local_fleet, chosen, tmp_path / "fleet"), simulated(chosen, tmp_path / "simulated")
         assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
         assert same_models(here, there)
 
-    def test_answers_that_are_none(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
-        """NaN, a wrong shape, a new name, an enormous tensor, garbage: a round each, and no trace of the node."""
+    def test_malformed_answers_are_left_out(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
+        """NaN, a wrong shape, a new name, an enormous tensor, garbage: one in each round. The node has no effect."""
         chosen = config("rounds=5", "recipe=spoiled", "evaluation.devices=false")
         here = self.play(local_fleet, chosen, tmp_path / "fleet")
         rounds = read_run(here).rounds
@@ -149,7 +149,7 @@ class TestPlain:
         for line, words in zip(told, ("has shape", "is unexpected", "bytes instead", "cannot be"), strict=True):
             assert words in line
 
-    def test_told_to_stop_while_it_submits_a_run_is_stopped(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
+    def test_a_run_is_stopped_if_its_submission_is_interrupted(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
         before = {*runs_of(local_fleet)}
         command = [sys.executable, "-m", "fedhen", "fleet", "run", str(local_fleet.path), "--out", "run"]
         with subprocess.Popen(command, cwd=tmp_path) as running, ExitStack() as always:
@@ -160,16 +160,16 @@ class TestPlain:
             assert running.wait(240) == 128 + signal.SIGTERM
         ((number, status),) = (run for run in runs_of(local_fleet).items() if run[0] not in before)
         assert status == "finished:stopped"
-        local_fleet.superlink.stop(number)  # One that has ended in between is no error.
+        local_fleet.superlink.stop(number)  # It has ended already, which is not an error.
         with pytest.raises(UserError, match="flwr stop failed"):
             local_fleet.superlink.stop("12345")
 
     def test_a_killed_serverapp_and_a_killed_superlink(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
-        """SCAFFOLD: the run goes on after each, from another process and in the end to the same bytes."""
+        """With SCAFFOLD. The run is resumed after each, by another process, and ends with the same bytes."""
         chosen, run = config("rounds=3", "local.name=scaffold"), tmp_path / "fleet"
         local_fleet.superlink.start(chosen, run)
         wait_for(lambda: rounds_of(run) >= 1)
-        # One of an earlier run may just be ending.
+        # The process of an earlier run may be about to end.
         (process,) = wait_for(lambda: found if len(found := serverapp(local_fleet)) == 1 else [])
         process.kill()
         wait_for(lambda: not serverapp(local_fleet))
@@ -184,7 +184,7 @@ class TestPlain:
         there = simulated(chosen, tmp_path / "simulated")
         assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
         assert same_models(run, there)
-        # One whose records are damaged says what can be done, and not to go on with it.
+        # If the records are damaged, the message suggests another run instead of resuming.
         first = (run / "rounds.jsonl").read_text().splitlines()[0]
         (run / "rounds.jsonl").write_text(f"{first}\nround 2\n")
         done = fedhen("fleet", "run", str(local_fleet.path), "--resume", str(run), "--rounds", "4", cwd=tmp_path)
@@ -239,7 +239,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A fleet with TLS and keys, by the printed commands alone."""
+    """Starts a fleet with TLS and keys, with the printed commands only."""
     cwd = tmp_path_factory.mktemp("secure")
     made = fedhen("fleet", "init", "demo", "--address", f"127.0.0.1:{free_port()}", cwd=cwd)
     assert made.returncode == 0, made.stderr
@@ -268,7 +268,7 @@ class TestSecure:
     """Two nodes with TLS and keys."""
 
     def test_strangers_are_refused(self, shell: Shell) -> None:
-        """A node whose key the server does not know, and one without TLS, whatever key it has or has not."""
+        """A node whose key is not registered, and one without TLS."""
         from fedhen.fleet.certificates import write_node_key
 
         write_node_key(shell.cwd / "stranger")
@@ -284,8 +284,8 @@ class TestSecure:
         listed = shell.run("FLWR_HOME=demo/flower flwr supernode list fleet --format json").stdout
         assert listed.count('"node-id"') == 2, listed
 
-    def test_a_node_killed_in_mid_round_comes_back(self, shell: Shell) -> None:
-        """Its rounds go on without it; restarted from a loop, as a service would be, it is the same device again."""
+    def test_a_node_killed_during_a_round_comes_back(self, shell: Shell) -> None:
+        """The rounds continue without it. Restarted in a loop, like a service, it is the same device again."""
         run, app = shell.cwd / "run", shell.cwd / "demo" / "fleet_app" / "apps.py"
         app.write_text(app.read_text() + HOLDING.format(here=shell.cwd))
         in_training, waiting = shell.cwd / "hold-complex-2", shell.cwd / "hold-simple-3"
@@ -303,18 +303,18 @@ class TestSecure:
         in_training.unlink()
         node = shell.line('tier="complex"')
         shell.start("complex-1", f"until false; do {node}; sleep 1; done")
-        # Flower takes it back when it has missed the old one's heartbeats for up to 60 s; round 3 lasts until then.
+        # Flower accepts it again after up to 60 s without heartbeats of the old process. Round 3 lasts until then.
         wait_for(lambda: len(numbers_in(shell.log("complex-1"))) > len(before))
         waiting.unlink()
         assert shell.running["run"].wait(240) == 0, shell.log("run")
         first, second, _, last = read_run(run).rounds
-        # At the deadline it is late; it has failed if Flower has given it up before.
+        # It is late at the deadline, or has failed if Flower gave it up before.
         assert [1] in (second.get("late"), second.get("failed")) and not {"late", "failed"} & {*first, *last}
         assert {*numbers_in(shell.log("complex-1"))} == {*before}
 
 
 def test_fleet_up_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Interrupted with Ctrl-C in mid-run: every process is gone, and the exit code is a shell's for it."""
+    """Interrupted with Ctrl-C during a run. The exit code is that of a shell."""
     mark = f"up-{os.getpid()}-{time.monotonic_ns()}"
     small = [word for change in SMALL for word in ("--set", change)]
     command = [sys.executable, "-m", "fedhen", "fleet", "up", "--simple", "1", "--complex", "1", *small, "--out", "run"]
@@ -335,7 +335,7 @@ def test_fleet_up_leaves_nothing_behind(tmp_path: Path) -> None:
         assert phase in (tmp_path / "said").read_text()
 
 
-def test_a_fleet_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_fleet_is_reported(tmp_path: Path) -> None:
     done = fedhen("fleet", "run", ".", cwd=tmp_path)
     assert done.returncode == 2 and "fedhen fleet init" in done.stderr
     made = fedhen("fleet", "init", "demo", "--address", f"127.0.0.1:{free_port()}", cwd=tmp_path)

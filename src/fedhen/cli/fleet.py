@@ -1,14 +1,11 @@
-"""`fedhen fleet`: a real fleet on Flower. What needs Flower or torch is imported when a command runs."""
+"""`fedhen fleet`: a real fleet on Flower. Modules that need Flower or torch are imported when a command runs."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +23,7 @@ from fedhen.cli.training import METHODS_HELP, describe_result
 from fedhen.config.settings import Config
 from fedhen.config.toml import read_toml
 from fedhen.errors import UserError
-from fedhen.interrupts import RunStopped
+from fedhen.interrupts import RunStopped, stop_on_first_signal
 from fedhen.runs.folders import create_fresh_folder, create_run_folders
 from fedhen.runs.layout import CONFIG, SUMMARY
 from fedhen.tracking.console import make_display
@@ -36,12 +33,12 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  fedhen fleet up                        a trial: SuperLink, four nodes and a run on this machine, all taken down again
-  fedhen fleet init my-fleet             an app of your own, with certificates and keys for a trial
+  fedhen fleet up                        start a SuperLink, four nodes and a run on this machine, then stop everything
+  fedhen fleet init my-fleet             write an app, with certificates and keys for testing
   fedhen fleet run my-fleet              start a training on the SuperLink of my-fleet
-  fedhen fleet run my-fleet --resume runs/digits-fedhen-fleet    go on after a crash
+  fedhen fleet run my-fleet --resume runs/digits-fedhen-fleet    resume it after a crash
 
-docs/fleet.md goes from an empty machine to a trained fleet, and says who sees what.
+docs/fleet.md is a tutorial, and explains who sees what.
 """
 UP_EXAMPLES = """\
 examples:
@@ -52,45 +49,43 @@ examples:
 
 
 def add_commands(commands: Any) -> None:
-    """Add them to the parser."""
+    """Adds the commands to the parser."""
     look = argparse.RawDescriptionHelpFormatter
     fleet = commands.add_parser("fleet", help="a real fleet on Flower", epilog=EXAMPLES, formatter_class=look)
     within = fleet.add_subparsers(dest="fleet_command", metavar="COMMAND", required=True)
-    init = within.add_parser("init", help="write an app for a fleet, with certificates and keys for a trial")
+    init = within.add_parser("init", help="write an app for a fleet, with certificates and keys for testing")
     init.add_argument("folder", type=Path, metavar="DIR", help="where to write; it must not exist")
-    init.add_argument("--recipe", default="digits", metavar="RECIPE", help="settings and trial data (default: digits)")
+    init.add_argument("--recipe", default="digits", metavar="RECIPE", help="settings and test data (default: digits)")
     init.add_argument(
-        "--address", default="127.0.0.1:8000", metavar="HOST:PORT", help="of the server (default: %(default)s)"
+        "--address", default="127.0.0.1:8000", metavar="HOST:PORT", help="the server's address (default: %(default)s)"
     )
     add_nodes(init, default=1)
     init.set_defaults(run=init_command, config=None, settings=[])
-    run = within.add_parser("run", help="start a training on a running SuperLink, or go on with one")
+    run = within.add_parser("run", help="start or resume a training on a running SuperLink")
     run.add_argument(
         "folder", nargs="?", type=Path, default=Path(), metavar="DIR", help="the fleet's folder (default: .)"
     )
-    run.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run")
+    run.add_argument("--resume", type=Path, metavar="RUN", help="resume this run")
     run.add_argument("--out", type=Path, metavar="RUN", help="where to write (default: a fresh folder under runs/)")
     add_rounds(run)
     add_settings(run)
     run.add_argument("--quiet", action="store_true", help="show no progress")
     run.set_defaults(run=run_command)
-    up = within.add_parser(
-        "up", help="a whole fleet on this machine for a trial", epilog=UP_EXAMPLES, formatter_class=look
-    )
+    up = within.add_parser("up", help="run a whole fleet on this machine", epilog=UP_EXAMPLES, formatter_class=look)
     add_recipe(up, "digits")
     up.add_argument("--method", metavar="M", help=f"{METHODS_HELP} (default: the recipe's, fedhen)")
     add_method_options(up)
     add_nodes(up, default=2)
     up.add_argument("--rounds", type=int, metavar="N", default=3, help="communication rounds (default: %(default)s)")
     up.add_argument("--active", type=int, metavar="N", help="nodes that train in a round (default: all)")
-    up.add_argument("--secure", action="store_true", help="with TLS and a key for every node")
+    up.add_argument("--secure", action="store_true", help="use TLS and a key for every node")
     up.add_argument("--out", type=Path, metavar="RUN", help="where to write (default: a fresh folder under runs/)")
     up.add_argument("--quiet", action="store_true", help="show no progress")
     up.set_defaults(run=up_command)
 
 
 def add_nodes(command: argparse.ArgumentParser, default: int) -> None:
-    """How many nodes of each tier."""
+    """Adds the options for the number of nodes of each tier."""
     for tier in ("simple", "complex"):
         command.add_argument(f"--{tier}", type=int, metavar="N", help=f"nodes of tier {tier} (default: {default})")
     command.add_argument(
@@ -100,7 +95,7 @@ def add_nodes(command: argparse.ArgumentParser, default: int) -> None:
 
 
 def parse_nodes(options: argparse.Namespace, config: Config) -> dict[str, int]:
-    """Tier -> how many nodes are asked for."""
+    """Returns tier -> number of nodes."""
     found = dict.fromkeys(config.tiers, options.default_nodes)
     given = {tier: getattr(options, tier) for tier in ("simple", "complex") if getattr(options, tier) is not None}
     for text in options.nodes:
@@ -112,31 +107,29 @@ def parse_nodes(options: argparse.Namespace, config: Config) -> dict[str, int]:
 
 
 def init_command(options: argparse.Namespace) -> int:
-    """`fedhen fleet init`."""
     require_flower()
     from fedhen.fleet.project import FleetProject
     from fedhen.fleet.scaffold import create_project, make_instructions, warn_of_exposure
 
     config = config_from_options(options)
     nodes = parse_nodes(options, config)
-    # What is printed works from anywhere.
+    # Absolute, so that the printed commands work in any working directory.
     project = FleetProject(options.folder.resolve(), options.address)
     create_project(project, config, nodes)
     print(make_instructions(project, nodes))
-    if said := warn_of_exposure(options.address):
-        print_message(said)
+    if warning := warn_of_exposure(options.address):
+        print_message(warning)
     return 0
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """`fedhen fleet run`."""
     require_flower()
     from fedhen.fleet.processes import Processes
     from fedhen.fleet.project import SETTINGS, open_project
     from fedhen.fleet.superlink import SuperLinkClient
 
     if options.resume is not None and options.out is not None:
-        raise UserError("--resume goes on in the run's own folder: leave out --out")
+        raise UserError("--resume continues in the run's folder: leave out --out")
     project = open_project(options.folder.resolve())
     config = apply_options(read_toml(project.path / SETTINGS), options)
     superlink = SuperLinkClient(project, Processes(project.path / "logs"))
@@ -150,29 +143,29 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def follow_run(superlink: SuperLinkClient, config: Config, run: Path, options: argparse.Namespace) -> None:
-    """Start a training and show its rounds; told to stop, stop it."""
+    """Starts a run and shows its rounds. Stops the run if this process is interrupted."""
     from fedhen.fleet.follow import follow, last_round, read_finished_rounds
     from fedhen.fleet.project import run_line
 
     resume_command, after = run_line(superlink.project.path, run), last_round(run)
-    with interruptible() as signals:
-        # A run that nobody has the number of could not be stopped.
-        signals.wait = True
+    with stop_on_first_signal() as first:
+        # Until its number is known, the run could not be stopped.
+        first.held = True
         number = superlink.start(config, run, options.resume is not None)
         try:
-            signals.heed()
+            first.release()
             with make_display({config.method: config.rounds}, options.quiet) as shown:
                 for record, timing in follow(superlink, number, run, after, config.rounds, resume_command):
                     shown.show(config.method, record, timing)
-        except RunStopped as told:
-            said = explain_stop(superlink, number)
-            # Before its first round there is nothing to go on with, nor after its last.
+        except RunStopped as stop:
+            message = stop_run(superlink, number)
+            # Before its first round and after its last there is nothing to resume.
             is_left = (run / CONFIG).is_file() and read_finished_rounds(run) < config.rounds
-            raise RunStopped(told.signal, f"{said}; go on with: {resume_command}" if is_left else said) from None
+            raise RunStopped(stop.signal, f"{message}; resume with: {resume_command}" if is_left else message) from None
 
 
-def explain_stop(superlink: SuperLinkClient, number: str) -> str:
-    """Stop a run on the SuperLink, and say what became of it."""
+def stop_run(superlink: SuperLinkClient, number: str) -> str:
+    """Stops a run on the SuperLink. Returns the outcome as a message."""
     try:
         superlink.stop(number)
     except UserError as error:
@@ -181,17 +174,16 @@ def explain_stop(superlink: SuperLinkClient, number: str) -> str:
 
 
 def restore_settings(config: Config, run: Path, rounds: int | None) -> Config:
-    """A run's own configuration, with more rounds and other deadlines if that is said."""
+    """Returns a run's configuration, with the given rounds and the [fleet] section of `config`."""
     if not (run / CONFIG).is_file():
         raise UserError(f"{run} is not a run folder: it has no {CONFIG}")
     before = read_toml(run / CONFIG)
     if rounds is not None and rounds < before.rounds:
-        raise UserError(f"{run} is planned for {before.rounds} rounds: some can be added, none taken away")
+        raise UserError(f"{run} was planned for {before.rounds} rounds; rounds can be added but not removed")
     return replace(before, rounds=before.rounds if rounds is None else rounds, fleet=config.fleet)
 
 
 def up_command(options: argparse.Namespace) -> int:
-    """`fedhen fleet up`."""
     require_flower()
     from fedhen.fleet.local_fleet import LocalFleet
     from fedhen.fleet.project import fit_to_nodes
@@ -205,7 +197,11 @@ def up_command(options: argparse.Namespace) -> int:
     local_fleet = LocalFleet(
         run / "fleet", config, nodes, options.secure, report=(lambda _: None) if options.quiet else print_message
     )
-    with interruptible(), local_fleet.start(), make_display({config.method: config.rounds}, options.quiet) as shown:
+    with (
+        stop_on_first_signal(),
+        local_fleet.start(),
+        make_display({config.method: config.rounds}, options.quiet) as shown,
+    ):
         for record, timing in local_fleet.play(run):
             shown.show(config.method, record, timing)
     print(describe_result(run))
@@ -213,53 +209,18 @@ def up_command(options: argparse.Namespace) -> int:
 
 
 def create_run(out: Path | None, config: Config) -> Path:
-    """A fresh folder for a run."""
+    """Creates the folder of a new run."""
     local = f"-{config.local.name}" if config.local.name != "plain" else ""
     name = f"{config.recipe}-{config.method}{local}-fleet"
-    # The commands of a fleet have no --force that could be named.
+    # The message must not suggest --force, which these commands do not have.
     return create_run_folders(out, [""], instead="")[0] if out is not None else create_fresh_folder(RUNS, name)
 
 
-@dataclass
-class Signals:
-    """Ctrl-C and SIGTERM: the first ends what is done, so that it can clean up; later ones do not disturb that."""
-
-    wait: bool = False
-    """Whether the first is kept until it is heeded."""
-    first: int = 0
-
-    def told(self, number: int, frame: Any) -> None:
-        """Hear one."""
-        if not self.first:
-            self.first = number
-            if not self.wait:
-                raise RunStopped(number)
-
-    def heed(self) -> None:
-        """From now on, and what was kept."""
-        self.wait = False
-        if self.first:
-            raise RunStopped(self.first)
-
-
-@contextmanager
-def interruptible() -> Iterator[Signals]:
-    """Inside, Ctrl-C and SIGTERM raise Stopped."""
-    signals = Signals()
-    before = {number: signal.signal(number, signals.told) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def print_message(said: str) -> None:
-    """A line beside the output."""
-    print(f"fedhen: {said}", file=sys.stderr, flush=True)
+def print_message(message: str) -> None:
+    print(f"fedhen: {message}", file=sys.stderr, flush=True)
 
 
 def require_flower() -> None:
-    """Refuse to go on without it."""
+    """Raises `UserError` if Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
         raise UserError("a fleet needs Flower, which is not installed: pip install 'fedhen[flower]'")

@@ -1,1 +1,1 @@
-"""A real fleet: the same loop, with Flower's nodes as the devices. Here alone a device is a node too."""
+"""A real fleet: the same loop as in a simulation, with Flower's nodes as the devices."""

@@ -1,4 +1,4 @@
-"""The two Flower apps of a fleet, made of what its owner brings: an app folder needs no other code."""
+"""Builds the two Flower apps of a fleet from the owner's `App`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedhen.fleet.server import FleetRun, play
 
 
 def client_app(app: App) -> ClientApp:
-    """What runs on a node, for every message anew."""
+    """Builds the app of the nodes. Flower starts it for every message."""
     client = ClientApp()
 
     @client.query()
@@ -37,13 +37,13 @@ def client_app(app: App) -> ClientApp:
 
 
 def server_app(app: App) -> ServerApp:
-    """What runs on the server, for a whole run."""
+    """Builds the app of the server. Flower starts it once for a run."""
     server = ServerApp()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         warnings.showwarning = _print_message
-        # A line for every request would drown the rest.
+        # httpx logs a line for every request.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         settings = {key: context.run_config.get(key) for key in (CONFIG, RUN, RESUME)}
         if not settings[CONFIG] or not settings[RUN]:

@@ -1,4 +1,4 @@
-"""Certificates and keys for a trial: an authority of its own, one server certificate, and a key for every node."""
+"""Certificates and keys for testing: a certificate authority, one server certificate, and a key for every node."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ CA, SERVER, SERVER_KEY = "ca.crt", "server.crt", "server.key"
 
 
 def write_certificates(folder: Path, hosts: Iterable[str]) -> None:
-    """A new authority and a server certificate for these hosts; the authority's key is not kept: it signs no other."""
+    """Writes a new authority's certificate and a server certificate for these hosts.
+
+    The authority's key is discarded, so that no other certificate can be signed with it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    name, now = _name("fedhen trial authority"), datetime.datetime.now(datetime.UTC)
+    name, now = _name("fedhen test authority"), datetime.datetime.now(datetime.UTC)
     root = _certificate(name, name, authority.public_key(), now).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
@@ -43,7 +46,7 @@ def write_certificates(folder: Path, hosts: Iterable[str]) -> None:
 
 
 def write_node_key(path: Path) -> None:
-    """A key that says which node it is, and beside it, as .pub, what the server is to know of it."""
+    """Writes the private key of a node and, with the suffix .pub, the public key for the server."""
     path.parent.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     _write_secret(path, _private_bytes(key, serialization.PrivateFormat.OpenSSH))
@@ -54,7 +57,7 @@ def write_node_key(path: Path) -> None:
 def _certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime.datetime
 ) -> x509.CertificateBuilder:
-    # An hour back: clocks differ.
+    # Valid from an hour ago, because clocks differ.
     begin = now - datetime.timedelta(hours=1)
     return (
         x509.CertificateBuilder()
@@ -92,7 +95,7 @@ def _private_bytes(
 
 
 def _write_secret(path: Path, content: bytes) -> None:
-    """Readable by its owner alone, from the first byte on."""
+    # Created with mode 600: at no moment can others read it.
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -1,4 +1,4 @@
-"""A node's work: it says who it is, and trains its device when it is asked to. Its data and memory stay here."""
+"""The work of a node: it identifies itself and trains its device on request. Data and memory stay on the node."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class FleetClient:
 
     app: App
     config: NodeConfig
-    """What it was started with."""
+    """The settings that the node was started with."""
     node_id: int
 
     def identify(self, content: RecordDict) -> RecordDict:
-        """Who it is: its tier, how many examples it has, and the name that it keeps."""
+        """Answers the server's question for this node's identity."""
         config = toml.parse_toml(protocol.read_question(content))
         samples = self.app.count_samples(self.config, config)
         return protocol.pack_identity(Identity(self.tier, samples, self.name, int(self.config.get("device", -1))))
 
     def train(self, content: RecordDict) -> RecordDict:
-        """Train its device in a round; what goes wrong is told, and is nobody else's fault."""
+        """Trains the device for a round. Any error becomes a failure reply, so that the run continues without it."""
         try:
             order = protocol.read_order(content)
             if order.tier != self.tier:
-                raise UserError(f"this device is of tier {self.tier!r}, the server takes it for one of {order.tier!r}")
+                raise UserError(f"this device is of tier {self.tier!r}, but the server expects tier {order.tier!r}")
             config_text = self.find_config(order)
             if config_text is None:
                 return protocol.pack_config_request()
@@ -75,7 +75,7 @@ class FleetClient:
         return order.config_text
 
     def train_device(self, order: Order, config: Config, content: RecordDict) -> Answer:
-        """What its device has trained."""
+        """Trains the device as the simulator does, and saves its memory."""
         population = self.build_population(order, config)
         expected = self.expected_weights(population)
         learned = {n: t for n, t in expected.items() if n in population.holdings[self.tier].learned}
@@ -88,12 +88,12 @@ class FleetClient:
         if isinstance(reply, Failure):
             raise UserError(reply.error)
         if population.local.remember is not None and is_finite(reply.weights):
-            # Before the answer leaves: what the server merges this device must know tomorrow.
+            # Saved before the answer is sent: if the server merges it, the device needs this memory next time.
             files.write(order.round, devices.memory[0], order.memory)
         return make_answer(reply, population)
 
     def build_population(self, order: Order, config: Config) -> Population:
-        """The one device that it is, as the simulator has it."""
+        """Builds a population of this one device, as the simulator does."""
         config = self.apply_threads(config)
         accelerator = str(self.config.get("accelerator", "auto"))
         where = choose_device(accelerator)
@@ -110,26 +110,25 @@ class FleetClient:
         )
 
     def apply_threads(self, config: Config) -> Config:
-        """With the torch threads that the node was started with; another number than the run's changes last digits."""
+        """Applies the node's own number of torch threads. It may change the last digits of the results."""
         if "threads" not in self.config:
             return config
         return validation.from_mapping({"runtime": {"threads": self.config["threads"]}}, config)
 
     def expected_weights(self, population: Population) -> dict[str, Tensor]:
-        """The weights of its tier, with nothing in them."""
+        """Returns tensors with the names, shapes and types of the tier's weights. Their values are not used."""
         module, shapes = SequentialDevices(population).build_module(self.tier), population.holdings[self.tier].shapes
         return {name: tensor for name, tensor in module.state_dict().items() if name in shapes}
 
     @property
     def tier(self) -> str:
-        """Which models it trains."""
         if "tier" not in self.config:
             raise UserError("this node has no tier: start it with --node-config 'tier=\"simple\"'")
         return str(self.config["tier"])
 
     @property
     def state(self) -> Path:
-        """Where it keeps what must outlive it."""
+        """The folder for what must survive a restart of the node."""
         if found := self.config.get("state") or os.environ.get(STATE_VARIABLE):
             return Path(str(found)).expanduser()
         home = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
@@ -137,7 +136,7 @@ class FleetClient:
 
     @property
     def name(self) -> str:
-        """A name of its own, drawn once; without one a node that comes back under another id would be a stranger."""
+        """A name that is drawn once and stored, so that the device is recognized under another node id."""
         if given := self.config.get("name"):
             return str(given)
         path = self.state / NAME_FILE
@@ -151,7 +150,7 @@ class FleetClient:
 
 
 def make_answer(update: Update, population: Population) -> Answer:
-    """What of an update is sent: not what the server can tell by itself."""
+    """Selects what is sent of an update. The server computes the rest itself."""
     present = population.data.present(0).nonzero().flatten().tolist() if update.rows else []
     change = update.memory_change if population.local.infer_change is None else {}
     return Answer(update.weights, change, update.loss, tuple(present))

@@ -1,7 +1,7 @@
-"""What a device remembers (SCAFFOLD, FedDyn), in files on the node that no one else sees.
+"""Files in a node's state folder: the configurations of its runs and its device's memory (SCAFFOLD, FedDyn).
 
-A file a round, the last two kept: the server names the round that it knows of, so that a node which is ahead of a
-restored server goes back, and one that was restarted goes on.
+The memory has one file for each round, of which the last two are kept. The server names the round whose memory is used.
+So a node that is ahead of a restored server returns to the earlier memory, and a restarted node continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedhen.fleet.protocol import digest_of
 from fedhen.params import SAFETENSORS_TYPES, Weights
 
 RUNS_KEPT = 2
-"""Of so many runs the memory is kept: the one that is played, and the one before."""
+"""Number of runs whose memory is kept: the current one and the one before."""
 CONFIGS_KEPT = 2
 """Number of configurations that are kept: that of the current run and the one before."""
 
@@ -67,13 +67,15 @@ class ClientState:
 
     @property
     def run_folder(self) -> Path:
-        """Where its files are."""
         if not re.fullmatch(r"[a-z0-9-]{1,64}", self.run):
-            raise UserError("the server names its run in a way that is no name: is it a fedhen server?")
+            raise UserError("the server sent an invalid name for its run: is it a fedhen server?")
         return self.folder / "memory" / self.run
 
     def read(self, number: int, like: Mapping[str, Tensor]) -> Weights:
-        """The memory after that round, nothing for round 0; names, shapes and types are those of others."""
+        """Reads the memory after a round, which is empty after round 0.
+
+        Raises `UserError` unless it has exactly the names, shapes and types of `like`.
+        """
         if not number:
             return {}
         path = self.path(number)
@@ -88,16 +90,16 @@ class ClientState:
                     ):
                         raise ValueError(f"{name!r} has another shape or type")
                 if names != like.keys():
-                    raise ValueError("it has other weights")
+                    raise ValueError("its weights have other names")
                 return {name: file.get_tensor(name).to(tensor.device) for name, tensor in like.items()}
         except (SafetensorError, OSError, *untrusted.PARSE_ERRORS) as error:
             raise UserError(
                 f"the device's memory after round {number} cannot be read ({untrusted.describe_error(error)}): "
-                f"put {path.name} back, or start another run"
+                f"restore {path.name}, or start another run"
             ) from None
 
     def write(self, number: int, memory: Weights, before: int) -> None:
-        """Keep the memory after a round beside the one that it came of, and no other."""
+        """Saves the memory after round `number`. Keeps the one after round `before`, from which it was computed."""
         try:
             self.run_folder.mkdir(parents=True, exist_ok=True)
             replace_file(self.path(number), save({n: t.detach().cpu().contiguous() for n, t in memory.items()}))
@@ -105,7 +107,7 @@ class ClientState:
             raise UserError(f"the device cannot keep its memory in {self.run_folder}: {error.strerror}") from None
         kept = {self.path(number), self.path(before)}
         for path in self.run_folder.glob("round-*.safetensors"):
-            # An order that was long under way must not cost what a later one left; names sort as rounds do.
+            # A delayed order must not remove the memory of a later round. File names sort as rounds do.
             if path not in kept and path.name < self.path(number).name:
                 path.unlink(missing_ok=True)
         others = sorted(self.run_folder.parent.iterdir(), key=lambda run: run.stat().st_mtime, reverse=True)
@@ -113,5 +115,4 @@ class ClientState:
             shutil.rmtree(run, ignore_errors=True)
 
     def path(self, number: int) -> Path:
-        """The file of a round."""
         return self.run_folder / f"round-{number:06}.safetensors"

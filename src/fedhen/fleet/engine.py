@@ -1,4 +1,4 @@
-"""The runtime of a real fleet: a round's devices are Flower's nodes, and only what they may send is taken from them."""
+"""The engine of a real fleet: Flower's nodes train the active devices, and their answers are validated."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedhen.fleet.protocol import Answer, Malformed, Order
 from fedhen.params import Weights, is_finite
 
 POLL_SECONDS = 0.5
-"""Polling more often only keeps the SuperLink busy."""
+"""Interval between looks for answers. Shorter intervals only keep the SuperLink busy."""
 TTL_SLACK_SECONDS = 10.0
-"""Seconds for which a message outlives its round."""
+"""How long a message may outlive its round."""
 
 
 @dataclass
@@ -47,7 +47,10 @@ class FleetDevices:
         """Device -> the last round whose update was merged. Read from the records only before the first round."""
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
-        """Alg. 1, lines 5-15: ask the active devices, until enough have answered or the time is up."""
+        """Alg. 1, lines 5-15: sends orders to the active devices, and yields what becomes of each.
+
+        Ends when enough have answered or at the deadline.
+        """
         end = time.monotonic() + self.population.config.fleet.deadline_seconds
         if self.merged is None:
             self.merged = self.read_merged(round_number)
@@ -78,7 +81,7 @@ class FleetDevices:
                 break
             time.sleep(self.poll)
             self.membership.update()
-        # Their answers, should they still come, are not looked at.
+        # Answers that arrive later are ignored.
         for device in messages.forget():
             ended = "it had not answered when the round ended (fleet.deadline_seconds, fleet.answers)"
             yield Failure(device, ended, late=True)
@@ -88,21 +91,20 @@ class FleetDevices:
     ) -> Iterator[Failure]:
         """Sends each device its order. Yields a failure for each order that the SuperLink does not accept."""
         for device in messages.send(self.make_messages(round_number, sent, devices)):
-            yield Failure(device, "the SuperLink does not take its message")
+            yield Failure(device, "the SuperLink does not accept its message")
 
     def count_needed(self, active: int) -> int:
-        """How many answers end a round."""
+        """Returns the number of answers that end a round."""
         fleet = self.population.config.fleet
         return min(active, fleet.answers or max(1, active - fleet.spare_devices))
 
     def is_any_connected(self, messages: Messages[int]) -> bool:
-        """Whether anyone that is waited for is still connected."""
         return any(
             self.membership.members[device].node in self.membership.online for device in messages.waiting.values()
         )
 
     def make_messages(self, round_number: int, sent: Sent, devices: Sequence[int]) -> list[tuple[int, Message]]:
-        """What each device is asked; the weights of a tier are packed once, and travel to the SuperLink once."""
+        """Builds the orders. The weights of a tier are packed once, and travel to the SuperLink once."""
         config, merged = self.population.config, self.merged or {}
         tiers = sorted({self.population.tier_of[device] for device in devices})
         models = {tier: protocol.pack_weights(sent.models[tier]) for tier in tiers}
@@ -128,11 +130,10 @@ class FleetDevices:
         return found
 
     def pack_mean(self, sent: Sent, tier: str) -> ArrayRecord | None:
-        """The mean of the memories, where devices need it."""
         return protocol.pack_weights(sent.mean[tier]) if self.population.local.copies else None
 
     def read_reply(self, device: int, content: RecordDict | str, sent: Sent) -> Reply:
-        """What a device sent as an update, if it is one; else the device has failed."""
+        """Reads a device's answer. Returns a failure if it is an error or malformed."""
         if isinstance(content, str):
             return Failure(device, content)
         try:
@@ -141,7 +142,7 @@ class FleetDevices:
             return Failure(device, str(error))
 
     def read_update(self, device: int, content: RecordDict, sent: Sent) -> Update:
-        """The same as a simulated device gives, from what only the device knows: its weights, loss and memory."""
+        """Builds the update of a simulated device from what only the real device can send."""
         population, tier = self.population, self.population.tier_of[device]
         learned, local = population.holdings[tier].learned, population.local
         model = sent.models[tier]
@@ -149,7 +150,7 @@ class FleetDevices:
         changes = trained if local.remember is not None and local.infer_change is None else {}
         answer = protocol.read_answer(content, model, changes, population.data.classes)
         if answer.change and is_finite(answer.weights) and not is_finite(answer.change):
-            raise Malformed("what it remembers is not finite")
+            raise Malformed("the change of its memory is not finite")
         return Update(
             device,
             tier,
@@ -163,14 +164,14 @@ class FleetDevices:
         )
 
     def memory_change(self, answer: Answer, trained: Weights) -> Weights:
-        """By how much the device's memory changed: it says so, or the server can tell."""
+        """Returns the change of the device's memory: sent by the device, or computed here if that is possible."""
         local = self.population.local
         if local.remember is None or not is_finite(answer.weights):
             return {}
         return answer.change if local.infer_change is None else local.infer_change(trained, answer.weights)
 
     def label_rows(self, answer: Answer) -> dict[str, Tensor]:
-        """With `server.rows_by_class`, the output rows of the classes that the device holds."""
+        """Returns the output rows of the device's classes. Empty without `server.rows_by_class`."""
         if not self.population.config.server.rows_by_class:
             return {}
         data = self.population.data
@@ -180,9 +181,9 @@ class FleetDevices:
 
 
 def make_fleet_sampler(draw: Activate, membership: Membership, seed: int) -> Activate:
-    """Whom to activate in a fleet: those that are drawn, and for each that is not connected another one that is.
+    """Builds the sampler of a fleet: it replaces each drawn device that is not connected by one that is.
 
-    While all are connected it is the draw itself, and so what a simulation does.
+    If all devices are connected, it samples as a simulation does.
     """
 
     def active(number: int, losses: Mapping[int, float]) -> list[int]:

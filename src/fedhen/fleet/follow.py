@@ -1,4 +1,4 @@
-"""A run that another process plays, followed by its folder: every round that it records, as if it were played here."""
+"""Follows a run that another process plays, by reading the rounds that it records in the run folder."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.layout import ROUNDS, SUMMARY, TIMING
 
 FOLDER_POLL_SECONDS, STATUS_POLL_SECONDS = 0.5, 10.0
-"""Seconds between looks into the folder, and between questions to the SuperLink, which are dear."""
+"""Intervals between readings of the folder, and between queries of the SuperLink, each of which starts a process."""
 MAX_UNANSWERED = 3
-"""Questions in a row without an answer, after which the SuperLink is gone: it may be starting again."""
+"""Number of consecutive queries without an answer after which the SuperLink counts as gone: it may be restarting."""
 
 
 def follow(
     superlink: SuperLinkClient, number: str, folder: Path, after: int, planned: int, resume_command: str = ""
 ) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yields every round after `after` with its timing, until `planned` rounds are played."""
+    """Yields every round after `after` with its timing, until `planned` rounds are played.
+
+    Raises `UserError` if the run ends before that. The message names `resume_command`, if it is given.
+    """
     asked_at, unanswered = time.monotonic(), 0
     while True:
-        # Looked at first: the summary is written after all rounds, so that those read after it are all.
+        # Read first: the summary is written after all rounds, so no round can be missed below.
         is_over = read_finished_rounds(folder) >= planned
         for record, timing in read_new_rounds(folder, after):
             yield record, timing
@@ -38,7 +41,7 @@ def follow(
             if unanswered >= MAX_UNANSWERED:
                 raise UserError(explain_end("the SuperLink does not answer", folder, why, resume_command))
             if status == "finished:completed":
-                # All is written by then, here or where the server is.
+                # All rounds are written by now, in this folder or on the server's machine.
                 yield from read_new_rounds(folder, after)
                 return
             if status.startswith("finished"):
@@ -47,14 +50,14 @@ def follow(
 
 
 def read_new_rounds(folder: Path, after: int = 0) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The later rounds that a folder holds whole; a round's timing is written last, after the checkpoint."""
+    """Reads the complete rounds after `after`. A round is complete when its timing is written, after the checkpoint."""
     timings = {timing["round"]: timing for timing in untrusted.read_json_lines(folder / TIMING, _check_timing)[0]}
     rounds = untrusted.read_json_lines(folder / ROUNDS, _check_round)[0][after:]
     return [(record, timings[record["round"]]) for record in rounds if record["round"] in timings]
 
 
 def last_round(folder: Path) -> int:
-    """The last round that a folder holds whole, 0 if none."""
+    """Returns the last complete round in a folder, or 0."""
     return max((record["round"] for record, _ in read_new_rounds(folder)), default=0)
 
 
@@ -64,11 +67,11 @@ def _check_timing(timing: Mapping[str, Any], line: int) -> None:
 
 def _check_round(record: Mapping[str, Any], line: int) -> None:
     if untrusted.check_int(record["round"]) != line:
-        raise ValueError("the rounds do not follow each other")
+        raise ValueError("a round is missing")
 
 
 def read_finished_rounds(folder: Path) -> int:
-    """The rounds after which a run was finished; a summary of fewer than planned is from before they were added."""
+    """Returns the number of rounds in the run's summary, or 0. It may date from before rounds were added."""
     try:
         return untrusted.check_int((untrusted.read_json(folder / SUMMARY) or {"rounds": 0})["rounds"])
     except (OSError, *untrusted.PARSE_ERRORS):
@@ -76,7 +79,7 @@ def read_finished_rounds(folder: Path) -> int:
 
 
 def ask_status(superlink: SuperLinkClient, number: str) -> tuple[str, str]:
-    """What the SuperLink says of a run, or why it says nothing."""
+    """Returns a run's status and "", or "" and the reason why the SuperLink does not answer."""
     try:
         return superlink.status(number), ""
     except UserError as error:
@@ -84,11 +87,10 @@ def ask_status(superlink: SuperLinkClient, number: str) -> tuple[str, str]:
 
 
 def explain_end(status: str, folder: Path, why: str, resume_command: str) -> str:
-    """Why a run ended before its time, and how to go on where that is of use."""
-    said = f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}"
+    """Explains why a run ended early, and how to resume it unless that is of no use."""
+    message = f"the run has ended ({status.partition(':')[2] or status}){': ' * bool(why)}{why}"
     rounds = last_round(folder)
     if not rounds or why.endswith(START_ANOTHER_RUN):
-        return said
-    return (
-        f"{said}; {rounds} rounds are saved{f', go on with: {resume_command}' if resume_command else f' in {folder}'}"
-    )
+        return message
+    saved = f"{message}; {rounds} rounds are saved"
+    return f"{saved}; resume with: {resume_command}" if resume_command else f"{saved} in {folder}"

@@ -1,4 +1,4 @@
-"""A whole fleet on this machine: SuperLink, nodes and a run, and everything taken down again."""
+"""A whole fleet on this machine: starts a SuperLink and nodes, plays a run, and stops all processes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from fedhen.fleet.superlink import SuperLinkClient
 
 SUPERLINK = "superlink"
 FAST_POLLING = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
-"""Nodes on this machine look for work more often than Flower's second."""
+"""Nodes look for work more often than once a second, Flower's default."""
 SUPERLINK_START_SECONDS = 60.0
-"""Seconds that a SuperLink has to come up."""
 
 
 @dataclass
 class LocalFleet:
-    """A fleet on this machine; inside `running`, it is up."""
+    """A fleet on this machine. It runs inside the context `start()`."""
 
     path: Path
     config: Config
     nodes: Mapping[str, int]
-    """Tier -> how many nodes."""
+    """Tier -> number of nodes."""
     secure: bool = False
     database: bool = False
-    """Whether the SuperLink remembers its nodes and runs should it be killed."""
+    """Whether the SuperLink keeps its nodes and runs in a file, so that it can be restarted."""
     report: Callable[[str], None] = lambda phase: None
-    """Hears what is begun: the programs take their time."""
+    """Called with a message before each phase, since starting takes some time."""
 
     def __post_init__(self) -> None:
         self.project = FleetProject(self.path, f"127.0.0.1:{free_port()}", self.secure)
@@ -44,7 +43,7 @@ class LocalFleet:
 
     @contextmanager
     def start(self) -> Iterator[LocalFleet]:
-        """Inside, the fleet is up; afterwards no process of it is left."""
+        """Runs the fleet inside the context. Afterwards none of its processes is left."""
         try:
             self.project.write(self.config, self.nodes)
             self.project.use_recipe_data()
@@ -61,13 +60,11 @@ class LocalFleet:
             self.processes.stop()
 
     def start_superlink(self) -> None:
-        """The server's end."""
         home, database = self.path / NODES / SUPERLINK, self.path / "superlink.db" if self.database else None
         self.processes.start(SUPERLINK, self.project.superlink_command(database), home, **FAST_POLLING)
         self.superlink.wait(SUPERLINK_START_SECONDS, SUPERLINK)
 
     def start_node(self, name: str) -> None:
-        """A node, of the tier and with the device number that its name says."""
         home = self.path / NODES / name
         node: dict[str, str | int] = {
             "tier": name.rpartition("-")[0],
@@ -77,7 +74,7 @@ class LocalFleet:
         self.processes.start(name, self.project.supernode_command(name, free_port(), node), home, **FAST_POLLING)
 
     def play(self, run: Path, resume: bool = False) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Start a training and follow its rounds."""
+        """Starts a run and yields its rounds."""
         after = last_round(run)
         yield from follow(
             self.superlink, self.superlink.start(self.config, run, resume), run, after, self.config.rounds
@@ -85,7 +82,7 @@ class LocalFleet:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Returns a port that is not in use."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

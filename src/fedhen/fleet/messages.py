@@ -1,4 +1,4 @@
-"""Messages to nodes and their answers over Flower's Grid; what a node sends cannot make the server fall."""
+"""Sends messages to nodes over Flower's Grid and collects the answers. No answer of a node can stop the server."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Messages(Generic[K]):
-    """Messages under way, each under a key of the sender's."""
+    """Messages that have not been answered yet, each with a key that the sender chose."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.waiting: dict[str, K] = {}
-        """Message -> its key."""
+        """Message id -> its key."""
 
     def send(self, messages: Sequence[tuple[K, Message]]) -> list[K]:
-        """Send them together, so that what they share travels once; the keys of those that could not be sent."""
+        """Sends messages together, so that shared records travel once. Returns the keys of those that were refused."""
         if not messages:
             return []
         found = list(self.grid.push_messages([message for _, message in messages]))
-        # Flower answers with nothing for a message that it does not take.
+        # Flower returns no id for a message that it refuses.
         found += [""] * (len(messages) - len(found))
         keys = [key for key, _ in messages]
         self.waiting |= {number: key for number, key in zip(found, keys, strict=True) if number}
         return [key for number, key in zip(found, keys, strict=True) if not number]
 
     def collect(self) -> Iterable[tuple[K, RecordDict | str]]:
-        """What has come back since the last time: an answer, or in words why there is none.
+        """Yields the answers that have arrived since the last call: the content, or the error as text.
 
-        One by one: a message that Flower itself cannot unpack must not take others with it.
+        Pulls them one by one, so that an answer that Flower itself cannot unpack does not affect others.
         """
         for number in list(self.waiting):
             try:
                 messages = list(self.grid.pull_messages([number]))
-                # An expired message is answered by the SuperLink, not by the node: only this tells whose it was.
+                # An expired message is answered by the SuperLink, not by the node: only this id identifies it.
                 found = [read_content(m) for m in messages if m.metadata.reply_to_message_id == number]
             except (OSError, httpx.HTTPError):
-                # No node's doing: the SuperLink cannot be reached.
+                # The SuperLink cannot be reached: not an error of the node.
                 raise
             except Exception as error:
                 found = [f"its message cannot be unpacked: {type(error).__name__}"]
@@ -53,14 +53,14 @@ class Messages(Generic[K]):
                 yield self.waiting.pop(number), found[0]
 
     def forget(self) -> list[K]:
-        """Wait no longer; the keys of those that have not come back."""
+        """Stops waiting. Returns the keys of the messages without an answer."""
         left = list(self.waiting.values())
         self.waiting.clear()
         return left
 
 
 def read_content(message: Message) -> RecordDict | str:
-    """What a message holds, or why it holds nothing."""
+    """Returns a message's content, or its error as text."""
     if message.has_error():
         reason = message.error.reason or f"error {message.error.code}"
         return one_line(reason)[:MAX_ERROR_LENGTH]

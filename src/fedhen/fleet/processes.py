@@ -1,4 +1,4 @@
-"""Flower's programs as processes of ours: started with a mark, and none of them left when we go."""
+"""Starts Flower's programs with a mark in their environment, and ends all of them, however this process ends."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import secrets
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from fedhen.errors import UserError
+from fedhen.interrupts import collect_signals
 
 MARK = "FEDHEN_FLEET"
-"""In the environment of all processes of a fleet, and of all that they start: so they are found again."""
+"""The environment variable that marks the processes of a fleet. All that they start inherit it."""
 GRACE_SECONDS = 5.0
-"""Seconds that a process has to end by itself."""
+"""Time that a process has to end by itself."""
 FLOWER_OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-"""A fleet talks to nobody but itself."""
+"""A fleet makes no connections except its own."""
 
 
 class Processes:
@@ -36,12 +36,12 @@ class Processes:
         logs.mkdir(parents=True, exist_ok=True)
 
     def environment(self, home: Path) -> dict[str, str]:
-        """With Flower's programs of this installation first in the path, since they start each other by name."""
+        # Flower's programs start each other by name: those of this installation come first.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return {**os.environ, **FLOWER_OFFLINE, "PATH": path, "FLWR_HOME": str(home), MARK: self.mark}
 
     def start(self, name: str, command: Sequence[str], home: Path, **more: str) -> subprocess.Popen[bytes]:
-        """Start a program; what it prints goes to a log of its name."""
+        """Starts a program. Its output goes to `logs/NAME.log`."""
         home.mkdir(parents=True, exist_ok=True)
         self.watcher = self.watcher or _start_watcher(self.mark)
         with (self.logs / f"{name}.log").open("ab") as log:
@@ -51,7 +51,7 @@ class Processes:
                 stdout=log,
                 stderr=log,
                 env={**self.environment(home), **more},
-                # Ctrl-C is for us: we take the others down, in order.
+                # Ctrl-C reaches only this process, which then ends the others in order.
                 start_new_session=True,
                 preexec_fn=_end_with_us,
             )
@@ -60,7 +60,7 @@ class Processes:
     def call(
         self, command: Sequence[str], home: Path, seconds: float | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end; a Ctrl-C of the terminal is for us, and does not end it halfway."""
+        """Runs a program to its end. Ctrl-C reaches only this process and does not interrupt the program."""
         return subprocess.run(
             [find_program(command[0]), *command[1:]],
             stdin=subprocess.DEVNULL,
@@ -74,7 +74,6 @@ class Processes:
         )
 
     def read_log(self, name: str) -> str:
-        """What one of them has printed."""
         path = self.logs / f"{name}.log"
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
@@ -83,11 +82,11 @@ class Processes:
         return find_marked(self.mark)
 
     def stop(self) -> None:
-        """End all of them: those started last first, gently; whatever is left after a while, for good.
+        """Terminates all programs, the last started first, and kills what is left after `GRACE_SECONDS`.
 
-        A second Ctrl-C leaves none behind: it only ends the gentle part.
+        A second Ctrl-C only ends the grace period. No process is left in any case.
         """
-        with _undisturbed() as told:
+        with collect_signals() as told:
             self._stop(told)
 
     def _stop(self, told: list[int]) -> None:
@@ -101,13 +100,13 @@ class Processes:
             process.poll()
         self.running.clear()
         if self.watcher is not None:
-            # It hears that we are done, finds nothing and ends.
+            # Closes its standard input: it finds nothing and ends.
             self.watcher.communicate()
             self.watcher = None
 
 
 def find_program(name: str) -> str:
-    """A program of this installation."""
+    """Returns the path of a program of this installation. Raises `UserError` if it is not installed."""
     path = Path(sys.executable).parent / name
     if not path.is_file():
         raise UserError(f"{name} is not installed: pip install 'fedhen[flower]'")
@@ -134,32 +133,16 @@ def kill_marked(mark: str) -> None:
         psutil.wait_procs(left, timeout=0.1)
 
 
-@contextmanager
-def _undisturbed() -> Iterator[list[int]]:
-    """Inside, signals are only noted, where this thread could hear them."""
-    told: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield told
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, _: told.append(number)) for number in numbers}
-    try:
-        yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _end_with_us() -> None:
-    """In the child: a SIGTERM should the process that started it be killed (prctl's PR_SET_PDEATHSIG)."""
+    """Runs in the child: it receives SIGTERM if this process is killed (PR_SET_PDEATHSIG of prctl)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def _start_watcher(mark: str) -> subprocess.Popen[bytes]:
-    """A process that ends all with this mark should we be killed: `_end_with_us` reaches our own children alone.
+    """Starts a process that kills all marked processes if this one is killed: `_end_with_us` reaches children only.
 
-    The pipe to it closes with us, however we end.
+    The pipe to it closes when this process ends, however it ends.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, mark],
@@ -171,7 +154,6 @@ def _start_watcher(mark: str) -> subprocess.Popen[bytes]:
 
 
 def _watch(mark: str) -> None:
-    """What the watcher does."""
     sys.stdin.buffer.read()
     kill_marked(mark)
 

@@ -1,4 +1,4 @@
-"""The folder of a fleet: the app that Flower ships, its settings, and for a trial certificates, keys and data."""
+"""The folder of a fleet: the app that Flower ships, its settings and, for testing, certificates, keys and data."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedhen.fleet.certificates import CA, SERVER, SERVER_KEY, write_certificates
 SETTINGS, CERTIFICATES, KEYS, DATA, NODES, HOME = "config.toml", "certificates", "keys", "data", "nodes", "flower"
 DATABASE = "superlink.db"
 IGNORED = (f"{KEYS}/", f"{CERTIFICATES}/*.key", f"{NODES}/", f"{HOME}/", f"{DATA}/", f"{DATABASE}*", "logs/")
-"""What is secret, somebody's data, or made by running: not for a repository."""
+"""Secrets, data and what a run writes. These do not belong in a repository."""
 CONNECTION = "fleet"
-"""The name that Flower's own commands know this SuperLink by."""
+"""The name of this SuperLink in Flower's own commands."""
 RECIPE_APPS = '''"""For a local fleet: every node deals the recipe's data as a simulation does, and keeps its shard."""
 
 from fedhen.fleet.app import recipe_app
@@ -33,7 +33,7 @@ server = server_app(recipe_app())
 
 @dataclass(frozen=True)
 class FleetProject:
-    """A fleet's folder, and where its SuperLink listens."""
+    """A fleet's folder and the address of its SuperLink."""
 
     path: Path
     address: str
@@ -41,11 +41,11 @@ class FleetProject:
 
     @property
     def home(self) -> Path:
-        """Where Flower's own commands look for the connection."""
+        """The folder in which Flower's own commands find the connection."""
         return self.path / HOME
 
     def write(self, config: Config, nodes: Mapping[str, int]) -> None:
-        """Write all of it; the folder is new."""
+        """Writes the whole folder, which must be new."""
         self.write_app(config)
         host = self.address.rpartition(":")[0]
         if self.secure:
@@ -54,7 +54,7 @@ class FleetProject:
                 write_node_key(self.path / KEYS / name)
 
     def write_app(self, config: Config) -> None:
-        """The app, its settings and the connection."""
+        """Writes the app, its settings and the connection."""
         with as_file(files("fedhen.fleet") / "template") as template:
             shutil.copytree(template, self.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         data = self.path / "fleet_app" / "data.py"
@@ -71,11 +71,11 @@ class FleetProject:
         )
 
     def use_recipe_data(self) -> None:
-        """Let the nodes deal the recipe's data among themselves."""
+        """Replaces the app by that of a local fleet, in which the nodes deal the recipe's data."""
         (self.path / "fleet_app" / "apps.py").write_text(RECIPE_APPS, encoding="utf-8")
 
     def superlink_command(self, database: Path | None = None) -> list[str]:
-        """The command that starts the server's end."""
+        """Returns the command that starts the SuperLink."""
         host, _, port = self.address.rpartition(":")
         certificates = self.path / CERTIFICATES
         tls = [
@@ -89,11 +89,11 @@ class FleetProject:
         ]
 
     def superlink_line(self) -> str:
-        """The same for a shell, with a memory of its nodes and runs."""
+        """Returns the same for a shell, with a database of nodes and runs."""
         return shell_line(self.superlink_command(self.path / DATABASE), self.path / NODES / "superlink")
 
     def supernode_command(self, name: str, port: int, node: Mapping[str, str | int]) -> list[str]:
-        """The command that starts a node, with its own key and what is to be known of it."""
+        """Returns the command that starts a node with its key and its settings."""
         key = self.path / KEYS / name
         tls = [
             *("--root-certificates", str(self.path / CERTIFICATES / CA)),
@@ -106,38 +106,38 @@ class FleetProject:
         ]
 
     def register_command(self, name: str) -> list[str]:
-        """The command that makes a node's key known to the server."""
+        """Returns the command that registers a node's key at the SuperLink."""
         return ["flwr", "supernode", "register", str(self.path / KEYS / f"{name}.pub"), CONNECTION]
 
 
 def open_project(path: Path) -> FleetProject:
-    """A fleet's folder as it is."""
+    """Opens an existing fleet folder."""
     file = path / HOME / "config.toml"
     try:
         connection = untrusted.read_toml(file)["superlink"][CONNECTION]
         return FleetProject(path, untrusted.check_text(connection["address"]), not connection.get("insecure", False))
     except (OSError, *untrusted.PARSE_ERRORS):
-        raise UserError(f"{path} is no fleet's folder: make one with `fedhen fleet init DIR`") from None
+        raise UserError(f"{path} is not a fleet's folder: create one with `fedhen fleet init DIR`") from None
 
 
 def shell_line(command: Sequence[str], home: Path) -> str:
-    """A command of Flower's for a shell."""
+    """Returns a Flower command as a line for a shell."""
     return f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME={shlex.quote(str(home))} {shlex.join(command)}"
 
 
 def run_line(path: Path, resume: Path | None = None) -> str:
-    """The command that starts a training or goes on with one, from wherever one is."""
+    """Returns the command that starts or resumes a run, for use in any working directory."""
     more = [] if resume is None else ["--resume", str(resume.resolve())]
     return shlex.join(["fedhen", "fleet", "run", str(path), *more])
 
 
 def node_names(nodes: Mapping[str, int]) -> list[str]:
-    """A name for every node: simple-1, simple-2, complex-1."""
+    """Returns a name for every node: simple-1, simple-2, complex-1."""
     return [f"{tier}-{number + 1}" for tier, many in nodes.items() for number in range(many)]
 
 
 def fit_to_nodes(config: Config, nodes: Mapping[str, int], active: int | None = None) -> Config:
-    """The configuration for a fleet of so many nodes of each tier, all of them active unless told otherwise."""
+    """Returns the configuration for a fleet with these nodes, all of them active unless `active` is given."""
     if unknown := [tier for tier in nodes if tier not in config.tiers]:
         raise UserError(f"{config.recipe} has no tier {unknown[0]!r}: choose from {', '.join(config.tiers)}")
     if missing := [tier for tier in config.tiers if nodes.get(tier, 0) < 1]:

@@ -1,6 +1,6 @@
-"""What a fleet's app is told when it is started, the keys of [tool.flwr.app.config], and what it says in the end."""
+"""The settings with which a fleet's app is started, and the end of its last message."""
 
 CONFIG, RUN, RESUME = "config", "run", "resume"
-"""The configuration as TOML, the run folder on the server, and whether to go on with what is in it."""
+"""Keys of [tool.flwr.app.config]: the configuration as TOML, the run folder on the server, and whether to resume it."""
 START_ANOTHER_RUN = "start another run"
-"""The end of its last words where it is of no use to go on with the run."""
+"""The end of the app's last message if the run cannot be resumed."""

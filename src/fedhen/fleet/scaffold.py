@@ -1,4 +1,4 @@
-"""`fedhen fleet init`: a new folder with everything for a trial, and the commands that start it."""
+"""`fedhen fleet init`: writes a new fleet folder with test data, and the commands that start the fleet."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedhen.errors import UserError
 from fedhen.fleet.project import DATA, HOME, NODES, FleetProject, fit_to_nodes, node_names, run_line, shell_line
 
 FIRST_PORT = 9101
-"""Each node on one machine needs a port of its own."""
+"""The port of the first node. Each node on one machine needs a different one."""
 LAST_PORT = 65535
 
 
 def create_project(project: FleetProject, config: Config, nodes: Mapping[str, int]) -> None:
-    """Write the folder, and give each node a shard of the recipe's data to begin with."""
+    """Writes the folder, with a shard of the recipe's data for each node."""
     if project.path.exists():
         raise UserError(f"{project.path} exists: choose another folder")
     check_address(project.address)
     config = fit_to_nodes(config, nodes)
-    # A server that keeps every device's last model knows more than it needs to.
+    # The server then does not keep every device's last model, which it does not need.
     config = replace(config, evaluation=replace(config.evaluation, devices=False), targets={})
     data = sources.load_data(config.data, data_root(None), config.seed)
     shards = deal(data, config.split, config.devices.number, config.seed)
@@ -44,21 +44,21 @@ def create_project(project: FleetProject, config: Config, nodes: Mapping[str, in
 
 
 def check_address(address: str) -> None:
-    """Refuse what no node could connect to."""
+    """Raises `UserError` if no node could connect to the address."""
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 1 <= int(port) <= LAST_PORT):
         raise UserError(f"--address {address!r}: write HOST:PORT, like 127.0.0.1:8000")
     if (known := _ip(host)) is not None and known.is_unspecified:
-        raise UserError(f"--address {address!r}: name the address that nodes connect to")
+        raise UserError(f"--address {address!r}: write the address that nodes connect to")
 
 
 def warn_of_exposure(address: str) -> str:
-    """What to know where others than this machine may reach the SuperLink; nothing where they cannot."""
+    """Returns a warning if other machines may reach the SuperLink, or else an empty string."""
     host = address.rpartition(":")[0]
     if host == "localhost" or ((known := _ip(host)) is not None and known.is_loopback):
         return ""
     return (
-        f"whoever reaches {address} can register nodes and start runs, which run code on every node: "
+        f"anyone who reaches {address} can register nodes and start runs, which run code on every node: "
         "firewall the port, or see `Who sees what` in docs/fleet.md"
     )
 
@@ -71,24 +71,24 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def make_instructions(project: FleetProject, nodes: Mapping[str, int]) -> str:
-    """The commands, in order; each of the first and third kind goes on until it is stopped."""
+    """Returns the commands that start the fleet, in order, with comments."""
     path, every = project.path, node_names(nodes)
     first = {name.rpartition("-")[0]: name for name in reversed(every)}
     shown = [first[tier] for tier in nodes]
     others = f" (also: {', '.join(name for name in every if name not in shown)})" if len(every) > len(shown) else ""
     lines = [
-        f"{path} is ready. fleet_app/data.py reads the data, config.toml has the settings; both are yours to change.",
+        f"{path} is ready. fleet_app/data.py reads the data, config.toml has the settings; change both as you like.",
         "",
-        "# the server: Flower's SuperLink, which goes on until it is stopped",
+        "# the server: Flower's SuperLink, which runs until it is stopped",
         project.superlink_line(),
         "",
-        "# once: make the nodes' keys known to the server",
+        "# once: register the nodes' keys at the server",
         *(shell_line(project.register_command(name), path / HOME) for name in every),
         "",
-        f"# a node of each tier, each with a home, a port and a key of its own{others}",
+        f"# a node of each tier; each needs a different home, port and key{others}",
         *(shell_line(_node_command(project, name, every.index(name)), path / NODES / name) for name in shown),
         "",
-        "# when all nodes run: the training",
+        "# when all nodes are running: the training",
         run_line(path),
     ]
     return "\n".join(lines)

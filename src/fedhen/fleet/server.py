@@ -1,4 +1,4 @@
-"""The server of a real fleet: the simulator's experiment and run folder, with nodes as its devices."""
+"""The server of a real fleet: the simulator's experiment and run folder, with Flower's nodes as the devices."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from fedhen.runs.writer import read_whole_lines
 
 @dataclass(frozen=True)
 class FleetRun:
-    """A run to be played by a fleet."""
+    """A run that a fleet is to play."""
 
     config: Config
     folder: Path
     resume: bool = False
     flower_run: int = 0
-    """Flower's own number of it."""
+    """Flower's number of the run."""
     poll: float = POLL_SECONDS
 
 
 def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
-    """Play the rounds that are left with the nodes that are there; every round is saved."""
+    """Plays the remaining rounds with the connected nodes. Every round is saved."""
     membership, config = reopen_fleet(grid, run) if is_begun(run) else gather_fleet(grid, run)
     experiment = build_fleet_experiment(app, membership, replace(run, config=config))
     yield from play_run(run.folder, experiment, ResumePolicy(resume=run.resume, otherwise=START_ANOTHER_RUN))
 
 
 def is_begun(run: FleetRun) -> bool:
-    """Whether there is a run to go on with."""
+    """Returns whether the folder holds a run. Raises `UserError` if it does and the run is not to be resumed."""
     begun = (run.folder / CONFIG).is_file()
     if begun and not run.resume:
-        raise UserError(f"{run.folder} holds a run: go on with --resume {run.folder}, or choose another --out")
+        raise UserError(f"{run.folder} holds a run: resume it with --resume {run.folder}, or choose another --out")
     return begun
 
 
 def gather_fleet(grid: Grid, run: FleetRun) -> tuple[Membership, Config]:
-    """The fleet of a new run: the nodes that are connected once there are enough."""
+    """Gathers the fleet of a new run. Waits until enough nodes are connected."""
     config = save_each_round(run.config)
     membership = Membership(grid, toml.to_toml(config))
     membership.wait_for_nodes(config.devices.number, config.fleet.wait_seconds, tuple(config.tiers))
@@ -68,7 +68,7 @@ def gather_fleet(grid: Grid, run: FleetRun) -> tuple[Membership, Config]:
 
 
 def reopen_fleet(grid: Grid, run: FleetRun) -> tuple[Membership, Config]:
-    """The fleet of a run that was begun; its devices may have other node ids by now, and some may come later."""
+    """Reads the fleet of a run that has begun. Its devices may have other node ids now, and some may connect later."""
     before = toml.read_toml(run.folder / CONFIG)
     config = replace(before, rounds=max(before.rounds, run.config.rounds), fleet=run.config.fleet)
     membership = read_membership(run.folder, grid, config)
@@ -78,12 +78,12 @@ def reopen_fleet(grid: Grid, run: FleetRun) -> tuple[Membership, Config]:
 
 
 def save_each_round(config: Config) -> Config:
-    """A round of a real fleet is too dear to be played again."""
+    """Returns the configuration with a checkpoint after every round: repeating a round of a real fleet is expensive."""
     return replace(config, checkpoint=replace(config.checkpoint, rounds=1))
 
 
 def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> Experiment:
-    """The experiment on the server: all that a simulated one has, but for the devices' data and memories."""
+    """Builds the experiment on the server. Unlike a simulated one, it has no device data and no device memories."""
     config, method = run.config, app.resolve_method(run.config)
     if method.name != config.method:
         config = replace(config, method=method.name)

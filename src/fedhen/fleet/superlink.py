@@ -1,4 +1,4 @@
-"""A SuperLink from outside: is it up, start a training on it, ask how it goes, stop it."""
+"""A client of a SuperLink: checks whether it is up, and starts, queries and stops runs on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedhen.fleet.project import CERTIFICATES, CONNECTION, FleetProject
 from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
 
 FLWR_TIMEOUT_SECONDS = 120.0
-"""Seconds that a SuperLink has to answer; a run is shipped in them."""
+"""Limit for a `flwr` command, which may have to ship an app."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,16 @@ def parse_output(stdout: str, stderr: str, success: bool) -> FlwrOutput:
 
 @dataclass(frozen=True)
 class SuperLinkClient:
-    """The SuperLink of a fleet's folder."""
+    """The SuperLink of a fleet."""
 
     project: FleetProject
     processes: Processes
 
     def wait(self, seconds: float, name: str = "") -> None:
-        """Wait until it answers; a process of ours that has ended will not."""
+        """Waits until the SuperLink answers.
+
+        Raises `UserError` if it does not answer within `seconds`, or if its process, called `name`, has ended.
+        """
         end, how = time.monotonic() + seconds, self.project.superlink_line()
         while not self.is_up():
             process = self.processes.running.get(name)
@@ -72,17 +75,16 @@ class SuperLinkClient:
             time.sleep(0.2)
 
     def is_up(self) -> bool:
-        """Whether it answers."""
         scheme, context = "http", None
         if self.project.secure:
             scheme, context = "https", self._tls_context()
         try:
             with urllib.request.urlopen(
                 f"{scheme}://{self.project.address}/health", timeout=2, context=context
-            ) as said:
-                return bool(said.status == 200)
+            ) as response:
+                return bool(response.status == 200)
         except (OSError, HTTPException, ValueError):
-            # Also where something else listens there, which does not speak HTTP.
+            # ValueError and HTTPException: another service uses the port.
             return False
 
     def _tls_context(self) -> ssl.SSLContext:
@@ -94,13 +96,13 @@ class SuperLinkClient:
             raise UserError(f"{path} {why}: copy it from where `fedhen fleet init` wrote it") from None
 
     def register(self, name: str) -> None:
-        """Make a node's key known."""
+        """Registers a node's key."""
         self._flwr(*self.project.register_command(name)[1:])
 
     def start(self, config: Config, run: Path, resume: bool = False) -> str:
-        """Start a training, or go on with one; Flower's own number of it."""
+        """Starts or resumes a run. Returns Flower's number of it."""
         if resume and (before := read_flower_run(run)):
-            # One whose app was killed counts as running for another minute, and keeps its nodes busy.
+            # A run whose app was killed counts as running for another minute and keeps its nodes busy.
             with suppress(UserError):
                 self.stop(before)
         settings = {CONFIG: toml.to_toml(config), RUN: str(run.resolve()), RESUME: resume}
@@ -115,20 +117,20 @@ class SuperLinkClient:
         return output.run_id
 
     def status(self, number: str) -> str:
-        """How it goes: pending, starting, running, finished:completed, finished:failed, finished:stopped."""
+        """Returns pending, starting, running, finished:completed, finished:failed or finished:stopped."""
         statuses = self._flwr("ls", CONNECTION, "--run-id", number, "--format", "json").statuses
         if not statuses:
             raise UserError(f"the SuperLink at {self.project.address} does not know run {number}")
         return statuses[0]
 
     def find_error(self, number: str) -> str:
-        """The last thing that the server's app said of itself, if it was an error."""
+        """Returns the last message of the server's app if it is an error, or else an empty string."""
         done = self.processes.call(["flwr", "log", number, CONNECTION, "--show"], self.project.home)
-        said = re.findall(r"fedhen: (.*)$", done.stdout + done.stderr, flags=re.MULTILINE)
-        return said[-1] if said and not said[-1].startswith("round ") else ""
+        messages = re.findall(r"fedhen: (.*)$", done.stdout + done.stderr, flags=re.MULTILINE)
+        return messages[-1] if messages and not messages[-1].startswith("round ") else ""
 
     def stop(self, number: str) -> None:
-        """Stop it, if it has not just ended by itself."""
+        """Stops a run. Does nothing if it has ended by itself."""
         try:
             self._flwr("stop", number, CONNECTION, "--format", "json")
         except UserError:

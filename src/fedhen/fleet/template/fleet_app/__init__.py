@@ -1,1 +1,1 @@
-"""The fleet's app, as Flower ships it to server and nodes."""
+"""The fleet's app, which Flower ships to the server and the nodes."""

@@ -1,4 +1,4 @@
-"""The two ends of the fleet; there should be nothing to change here."""
+"""The apps of the server and of the nodes. Usually there is nothing to change here."""
 
 from fedhen.fleet.app import App
 from fedhen.fleet.apps import client_app, server_app

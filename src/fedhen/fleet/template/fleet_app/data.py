@@ -1,4 +1,4 @@
-"""The fleet's data: fill in these two functions. Each runs where its data lies, and what it returns stays there."""
+"""The fleet's data: complete these two functions. Each runs on the machine that has the data, which stays there."""
 
 from pathlib import Path
 
@@ -7,20 +7,20 @@ import numpy as np
 INPUTS = (1, 8, 8)
 """The shape of one input: channels, height, width."""
 CLASSES = 10
-"""How many classes there are; labels are 0 to CLASSES - 1."""
+"""The number of classes. Labels are 0 to CLASSES - 1."""
 
 
 def training_data(node, config):
-    """What one device trains on: inputs and labels, as arrays or tensors.
+    """Returns the training data of one device: inputs and labels, as arrays or tensors.
 
-    `node` is what the node was started with: --node-config 'tier="simple" data="/where/its/data/is.npz"'.
+    `node` has the settings that the node was started with: --node-config 'tier="simple" data="/path/to/data.npz"'.
     """
     with np.load(node["data"]) as file:
         return file["x"], file["y"]
 
 
 def test_data(config):
-    """What the server scores its models on: inputs and labels, or None where it has no such data."""
+    """Returns the data on which the server scores its models: inputs and labels, or None if it has none."""
     path = Path("@TEST@")
     if not path.is_file():
         return None
