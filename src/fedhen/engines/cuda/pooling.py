@@ -1,4 +1,4 @@
-"""Mix pooling, α·max + (1 − α)·average over windows, in one pass each way (Triton)."""
+"""Triton kernels for mix pooling, α·max + (1 − α)·average over windows: one pass forward, one backward."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BLOCK = 256
 
 @triton.jit
 def _mix_pool(x, alpha, y, size, OUT: tl.constexpr, C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Some windows: x with the channels last, y with the channels first, so that a head reads it as it is."""
+    """Pools some windows. x has its channels last, and y first, as the head after it reads them."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     c, column, row, n = at % C, at // C % OUT, at // (C * OUT) % OUT, at // (C * OUT * OUT)
     corner = ((n * OUT + row) * K * OUT * K + column * K) * C + c
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
-    # A whole window written out would take minutes to compile where it is the whole image.
+    # Unrolling both loops would take minutes to compile if the window is the whole image.
     for i in range(K):
         for j in tl.static_range(K):
             value = tl.load(x + corner + (i * OUT * K + j) * C, inside, 0.0).to(tl.float32)
@@ -39,7 +39,7 @@ def _mix_pool(x, alpha, y, size, OUT: tl.constexpr, C: tl.constexpr, K: tl.const
 def _mix_pool_backward(
     dy, x, alpha, dx, shares, size, OUT: tl.constexpr, C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The gradients of some windows, the first of equal maxima taking the maximum's."""
+    """The gradients of some windows. The first of equal maxima gets the gradient of the maximum."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     c, column, row, n = at % C, at // C % OUT, at // (C * OUT) % OUT, at // (C * OUT * OUT)
@@ -89,7 +89,7 @@ class _MixPool(Function):
 
 
 def mix_pool(x: Tensor, alpha: Tensor, kernel: int) -> Tensor:
-    """α·max + (1 − α)·average over windows of kernel × kernel."""
+    """Computes α·max + (1 − α)·average over windows of kernel × kernel."""
     square = x.dim() == 4 and x.shape[2] == x.shape[3] and x.shape[2] % kernel == 0
     if not (square and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16)):
         return mixed(x, alpha, kernel)
