@@ -1,4 +1,4 @@
-"""What a run keeps is bounded by the devices that have trained, lies where it is told to, and sums exactly."""
+"""What a run stores is bounded by the devices that have trained, is where it is configured to be, and sums exactly."""
 
 from __future__ import annotations
 
