@@ -245,7 +245,7 @@ def main() -> None:
         side(options)
         return
     other = (options.beside, 0) if options.beside else (HERE, 1)
-    print(f"{'work':18} {'s a round':>10} {'beside':>10} {'ratio':>7} {'first':>7} {'beside':>7}")
+    print(f"{'work':18} {'s a round':>10} {'other':>10} {'ratio':>7} {'first':>7} {'other':>7}")
     found = {}
     for work in options.work.split(","):
         found[work] = each = measure(work, options.pairs, other)

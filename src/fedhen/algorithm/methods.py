@@ -97,8 +97,8 @@ def load_method(name: str) -> Method:
     return METHODS[name]
 
 
-def _load_from_file(place: str) -> Method:
-    path, _, attribute = place.rpartition(":")
+def _load_from_file(name: str) -> Method:
+    path, _, attribute = name.rpartition(":")
     spec = importlib.util.spec_from_file_location("fedhen_own_method", path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise UserError(f"{path} does not exist: name your method as path/to/file.py:NAME")
@@ -109,6 +109,6 @@ def _load_from_file(place: str) -> Method:
         raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
     if not isinstance(found, Method):
-        names = [name for name, value in vars(module).items() if isinstance(value, Method)]
+        names = [known for known, value in vars(module).items() if isinstance(value, Method)]
         raise UserError(f"{path} defines no method {attribute!r}: it defines {', '.join(names) or 'none'}")
     return found

@@ -103,9 +103,9 @@ class ParallelDevices:
         jobs: list[Job] = []
         for number, one in enumerate(passes):
             # Several passes through a tier score the models of different owners.
-            kind = sum(other.tier == one.tier for other in passes[:number])
-            self.scored[kind][one.tier].copy_(pack(one.weights))
-            what = {"pass": number, "tier": one.tier, "kind": kind, "readings": [tuple(r) for r in one.readings]}
+            owner = sum(other.tier == one.tier for other in passes[:number])
+            self.scored[owner][one.tier].copy_(pack(one.weights))
+            what = {"pass": number, "tier": one.tier, "kind": owner, "readings": [tuple(r) for r in one.readings]}
             jobs += [{**what, "batches": batches} for batches in pairwise(ends) if batches[0] < batches[1]]
         found: list[CorrectCounts] = [[(0, 0)] * len(one.readings) for one in passes]
         for _, job, answer in self.workers.run(jobs):
@@ -125,11 +125,8 @@ class ParallelDevices:
     def train_device(self, worker: int, job: Job) -> Answer:
         """Trains a device, in a worker."""
         device, tier = job["device"], self.population.tier_of[job["device"]]
-        mean = self.means[tier].clone() if job["mean"] else None
-        sent = Sent(
-            {tier: unpack(self.models[tier].clone(), self.server[tier])},
-            {} if mean is None else {tier: unpack(mean, self.mean[tier])},
-        )
+        mean = {tier: unpack(self.means[tier].clone(), self.mean[tier])} if job["mean"] else {}
+        sent = Sent({tier: unpack(self.models[tier].clone(), self.server[tier])}, mean)
         memory = unpack(self.memories[worker][tier], self.mean[tier]) if job["memory"] else {}
         try:
             found = self.sequential.train_locally(

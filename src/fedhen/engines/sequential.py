@@ -54,14 +54,12 @@ class SequentialDevices:
         for device in active:
             yield self.attempt(round_number, device, sent)
 
-    def attempt(self, round_number: int, device: int, sent: Sent, learned: LocalResult | None = None) -> Reply:
+    def attempt(self, round_number: int, device: int, sent: Sent, result: LocalResult | None = None) -> Reply:
         """Trains one device (Alg. 2), or takes the result of a training elsewhere. Turns its error into a Failure."""
         try:
             context = self.local_context(device, sent)
-            learned = learned or self.train_locally(round_number, device, sent, context)
-            return self.make_update(
-                device, learned.weights, learned.loss, context, learned.steps * self.lr(round_number)
-            )
+            result = result or self.train_locally(round_number, device, sent, context)
+            return self.make_update(round_number, device, result, context)
         except Exception as error:
             return Failure(device, describe_device_error(error))
 
@@ -86,34 +84,32 @@ class SequentialDevices:
         trained = module.state_dict()
         return LocalResult({n: trained[n].contiguous() for n in population.holdings[tier].shapes}, loss, steps)
 
-    def make_update(self, device: int, weights: Weights, loss: float, context: LocalContext, total_lr: float) -> Update:
-        """Makes the update of a trained device. `total_lr` is the number of its steps times the learning rate."""
+    def make_update(self, round_number: int, device: int, result: LocalResult, context: LocalContext) -> Update:
+        """Makes the update of a trained device, and stores its memory."""
         population, tier = self.population, self.population.tier_of[device]
         update = Update(
             device,
             tier,
-            weights,
+            result.weights,
             population.holdings[tier].trained,
             samples=len(population.data.shards[device]),
-            loss=loss,
-            rows=self.label_rows(device, weights),
+            loss=result.loss,
+            rows=self.label_rows(device, result.weights),
             omega=population.omega[device],
         )
-        return self.store_memory(update, context, total_lr)
+        return self.store_memory(update, context, result.steps * self.lr(round_number))
 
     def local_context(self, device: int, sent: Sent) -> LocalContext:
         return self.population.local_context(device, sent, self.memory.get(device, {}))
 
     def store_memory(self, update: Update, context: LocalContext, total_lr: float) -> Update:
         """Stores the device's next memory, unless its weights are not finite. Returns the update with the change."""
-        if self.population.local.remember is None or not is_finite(update.weights):
+        local = self.population.local
+        if local.remember is None or not is_finite(update.weights):
             return update
-        memory, infer_change = (
-            self.population.local.remember(context, update.weights, total_lr),
-            self.population.local.infer_change,
-        )
-        if infer_change is not None:
-            change = infer_change(context.received, update.weights)
+        memory = local.remember(context, update.weights, total_lr)
+        if local.infer_change is not None:
+            change = local.infer_change(context.received, update.weights)
         else:
             change = {n: t - context.memory[n] if n in context.memory else t for n, t in memory.items()}
         # Last, so that a device that fails keeps its old memory.

@@ -19,7 +19,7 @@ from fedhen.algorithm.updates import Reply, Update
 from fedhen.devices.state_store import StateStore
 from fedhen.engines.cuda.slots import Slot, live_slots
 from fedhen.engines.cuda.waves import Waves
-from fedhen.engines.sequential import SequentialDevices
+from fedhen.engines.sequential import LocalResult, SequentialDevices
 
 
 @dataclass
@@ -82,8 +82,8 @@ class GraphDevices:
             now.wait_stream(slot.stream)
         losses = torch.stack([slot.loss for _, slot in wave]).tolist() if wave else []
         for (device, _), (_, plan), weights, loss in zip(wave, plans, trained, losses, strict=True):
-            steps = len(plan.ends)
-            yield sequential.make_update(device, weights, loss / steps, contexts[device], steps * lr)
+            result = LocalResult(weights, loss / len(plan.ends), len(plan.ends))
+            yield sequential.make_update(number, device, result, contexts[device])
 
 
 def free_unused() -> None:
