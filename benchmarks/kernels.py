@@ -1,8 +1,8 @@
-"""Where a local step's time goes on a GPU, by class of kernel: the plain loop beside the engine.
+"""Measures where a local step spends its time on a GPU, by class of kernel: the plain loop and the fast engine.
 
     python benchmarks/kernels.py [RECIPE]
 
-Random images stand in for data that is not on the machine. Times are those of single kernels, one after the other.
+Random images replace data that is not on the machine. Kernels are timed one after the other.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ CLASSES = {
 
 
 def kernel_class(name: str) -> str:
-    """The class of a kernel."""
     return next(label for label, pattern in CLASSES.items() if re.search(pattern, name))
 
 
-def by_class(work: Callable[[], int]) -> tuple[dict[str, float], dict[str, float]]:
-    """Microseconds and launches of each class, a step; the work says how many steps it was."""
+def measure_by_class(work: Callable[[], int]) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the microseconds and launches of each class in a step. `work` returns the number of its steps."""
     work()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -52,8 +51,8 @@ def by_class(work: Callable[[], int]) -> tuple[dict[str, float], dict[str, float
     return times, launches
 
 
-def one_device(experiment: Experiment, tier: str) -> Callable[[], int]:
-    """The training of one device of a tier."""
+def make_work(experiment: Experiment, tier: str) -> Callable[[], int]:
+    """Returns a function that trains one device of a tier and returns the number of its steps."""
     device = experiment.population.tier_of.index(tier)
     devices = experiment.engine.devices
     sequential = devices.sequential if isinstance(devices, GraphDevices) else devices
@@ -67,7 +66,7 @@ def one_device(experiment: Experiment, tier: str) -> Callable[[], int]:
 
 
 def main() -> None:
-    """Print the table."""
+    """Prints the table."""
     config = load_recipe(sys.argv[1] if len(sys.argv) > 1 else "cifar10-iid")
     data, _ = load_or_draw_data(BenchmarkRequest(config, 1))
     loops = {
@@ -80,7 +79,7 @@ def main() -> None:
     }
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; microseconds (launches) a step")
     for tier in config.tiers:
-        found = {name: by_class(one_device(experiment, tier)) for name, experiment in loops.items()}
+        found = {name: measure_by_class(make_work(experiment, tier)) for name, experiment in loops.items()}
         print(f"\n{tier:22}" + "".join(f"{name:>20}" for name in found))
         for label in CLASSES:
             cells = [f"{times[label]:.0f} ({launches[label]:.0f})" for times, launches in found.values()]

@@ -1,11 +1,11 @@
-"""What a round costs as the fleet grows: seconds and peak memory for 100 and 10,000 devices, the same 50 local steps.
+"""Measures a round as the population grows: seconds and peak memory for 100 and 10,000 devices, with 50 local steps.
 
     python benchmarks/memory.py [--accelerator cuda] [--devices 100,10000] [--storage auto] [--recipe NAME] [--json F]
     python benchmarks/memory.py --devices 100 --workers 1,2,8
 
-Every fleet runs in a process of its own. Its peak is that of the process and its workers together, memory that they
-share counted once (Linux's PSS, looked at fifty times a second). Devices beyond the examples hold examples that others
-hold too, so that the data is the same for all fleets. Ten active devices take five steps each.
+Every population runs in a new process. The peak is that of the process and its workers together, with shared memory
+counted once (Linux's PSS, read fifty times a second). Devices share examples if there are not enough, so that the data
+is the same for all populations. Ten active devices take five steps each.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 EPOCHS, EXAMPLES = 5, 50
 
 
-def measured(options: argparse.Namespace, devices: int, workers: int) -> dict[str, Any]:
-    """Play the rounds of one fleet here."""
+def measure(options: argparse.Namespace, devices: int, workers: int) -> dict[str, Any]:
+    """Plays the rounds of one population in this process."""
     import numpy as np
     import torch
 
@@ -64,7 +64,7 @@ def measured(options: argparse.Namespace, devices: int, workers: int) -> dict[st
 
 
 def memory_of(pid: int) -> int:
-    """The bytes that a process and its children have, each shared page counted once."""
+    """Returns the bytes of a process and its children, with each shared page counted once."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
         own = next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
@@ -74,8 +74,8 @@ def memory_of(pid: int) -> int:
     return own + sum(memory_of(int(child)) for child in children)
 
 
-def watched(command: list[str]) -> dict[str, Any]:
-    """What a process prints, and the most memory that it had."""
+def watch(command: list[str]) -> dict[str, Any]:
+    """Runs a command. Returns the JSON that it prints, with its peak memory."""
     process, most = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), 0
     while process.poll() is None:
         most = max(most, memory_of(process.pid))
@@ -87,7 +87,7 @@ def watched(command: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One process a fleet, then a table."""
+    """Starts one process for each population, then prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="100,10000")
     parser.add_argument("--rounds", type=int, default=20)
@@ -101,11 +101,11 @@ def main() -> None:
     parser.add_argument("--alone", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
-        print(json.dumps(measured(options, *options.alone)))
+        print(json.dumps(measure(options, *options.alone)))
         return
     found = []
     for devices, workers in product(options.devices.split(","), options.workers.split(",")):
-        found.append(watched([sys.executable, __file__, *sys.argv[1:], "--alone", devices, workers]))
+        found.append(watch([sys.executable, __file__, *sys.argv[1:], "--alone", devices, workers]))
     print("| devices | workers | s to set up | s a round | rows kept | peak host MB | peak GPU MB |")
     print("|---|---|---|---|---|---|---|")
     for each in found:

@@ -1,10 +1,10 @@
-"""How much faster the workers are: rounds with all workers beside rounds with one, played in turns on this machine.
+"""Measures how much faster all workers are than one: two processes play rounds in turns on this machine.
 
     python benchmarks/workers.py [--work digits,mlp] [--pairs 9] [--beside SRC] [--json FILE]
 
-Each side is a process of its own, and plays rounds for about a second before it is the other's turn; the ratio is the
+Each side is a separate process and plays rounds for about a second before the other has its turn. The ratio is the
 median over the pairs. With --beside, the other side is the fast engine of another version: SRC is its `src` folder.
-`first` is how long it takes from a configuration to the end of the first round, in a new process each time.
+`first` is the time from a configuration to the end of the first round, in a new process each time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-TURN = 1.0
-"""Seconds that a side plays at least before it is the other's turn."""
+TURN_SECONDS = 1.0
+"""A side plays at least this long before the other has its turn."""
 HERE = Path(__file__).resolve().parent.parent / "src"
 
 
 def recipe(name: str, *changes: str, method: str = "fedhen") -> Callable[[], Any]:
-    """One of the recipes, with the settings that its method has."""
+    """Returns a loader of a recipe, with the settings of the method."""
 
     def load() -> Any:
         from fedhen.algorithm.methods import load_method
@@ -42,8 +42,8 @@ def recipe(name: str, *changes: str, method: str = "fedhen") -> Callable[[], Any
     return load
 
 
-def own(kind: str, **settings: Any) -> Callable[[], Any]:
-    """A family and data of our own, as a user brings them."""
+def own_family(name: str, **settings: Any) -> Callable[[], Any]:
+    """Returns a loader of a family and data that are given from Python, as a user does."""
 
     def load() -> Any:
         import torch
@@ -53,8 +53,8 @@ def own(kind: str, **settings: Any) -> Callable[[], Any]:
         from fedhen.config.validation import from_mapping
 
         torch.manual_seed(0)
-        family, data = {"mlp": mlp, "lstm": lstm, "transformer": transformer}[kind](torch, nn, fedhen)
-        base = {"data": {"name": "python"}, "model": {"family": "python"}, "recipe": kind}
+        family, data = {"mlp": mlp, "lstm": lstm, "transformer": transformer}[name](torch, nn, fedhen)
+        base = {"data": {"name": "python"}, "model": {"family": "python"}, "recipe": name}
         return from_mapping({**base, **settings}), family, data
 
     return load
@@ -80,7 +80,7 @@ def mlp(torch: Any, nn: Any, fedhen: Any) -> Any:
 
 
 def words(torch: Any, fedhen: Any, examples: int, length: int) -> Any:
-    """Texts of made-up words, shorter ones filled up with word 0; the label is a word's rest by four."""
+    """Texts of random words, padded with word 0. The label is the first word modulo four."""
     x = torch.randint(1, 200, (examples, length))
     y = x[:, 0] % 4
     x[torch.arange(length)[None] >= torch.randint(length // 2, length + 1, (examples, 1))] = 0
@@ -141,10 +141,10 @@ README = {"rounds": 10**6, "devices": {"number": 20, "active": 5}}
 WORK: dict[str, Callable[[], Any]] = {
     "digits": recipe("digits", "rounds=1000000"),
     "digits-4": recipe("digits-4", "rounds=1000000"),
-    "mlp": own("mlp", **README),
-    "lstm": own("lstm", **SMALL, evaluation={"every": 1}),
+    "mlp": own_family("mlp", **README),
+    "lstm": own_family("lstm", **SMALL, evaluation={"every": 1}),
     "heterofl": recipe("digits", "rounds=1000000", method="heterofl"),
-    "transformer": own("transformer", **SMALL, evaluation={"every": 1}),
+    "transformer": own_family("transformer", **SMALL, evaluation={"every": 1}),
     "cifar10-iid": recipe("cifar10-iid", "rounds=1000000"),
     "cifar10-iid-bf16": recipe("cifar10-iid", "rounds=1000000", "runtime.precision=bf16"),
 }
@@ -152,7 +152,7 @@ USUAL = [name for name in WORK if not name.startswith("cifar")]
 
 
 def side(options: argparse.Namespace) -> None:
-    """One side: warm up, then play a turn for every line of standard input, and say how long a round took."""
+    """One side: warms up, then plays a turn for every line of standard input and prints its rounds and seconds."""
     import torch
 
     from fedhen.config.toml import apply_settings
@@ -173,16 +173,16 @@ def side(options: argparse.Namespace) -> None:
     next(steps)
     print(time.perf_counter() - began, flush=True)
     for line in sys.stdin:
-        # Both sides play the same rounds: the first one of a pair says how many.
+        # Both sides play the same rounds. The first of a pair decides how many.
         rounds, played, begun = int(line), 0, time.perf_counter()
-        while played < rounds or (not rounds and time.perf_counter() - begun < TURN):
+        while played < rounds or (not rounds and time.perf_counter() - begun < TURN_SECONDS):
             next(steps)
             played += 1
         print(json.dumps([played, time.perf_counter() - begun]), flush=True)
 
 
 class Side:
-    """A process that plays rounds when it is told to."""
+    """A process that plays rounds on request."""
 
     def __init__(self, work: str, src: Path, workers: int) -> None:
         command = [sys.executable, __file__, "--side", work, "--workers", str(workers)]
@@ -193,27 +193,25 @@ class Side:
         self.first = float(self.answer())
 
     def answer(self) -> str:
-        """The next line that it prints."""
         assert self.process.stdout is not None
         if not (line := self.process.stdout.readline()):
             raise SystemExit("a side has ended")
         return line
 
     def play(self, rounds: int) -> tuple[int, float]:
-        """Play so many rounds, or for a turn if it is 0: how many, and the seconds that they took."""
+        """Plays that many rounds, or for a turn if it is 0. Returns the number of rounds and their seconds."""
         assert self.process.stdin is not None
         print(rounds, file=self.process.stdin, flush=True)
         played, seconds = json.loads(self.answer())
         return played, seconds
 
     def end(self) -> None:
-        """End it."""
         self.process.kill()
         self.process.wait()
 
 
-def measured(work: str, pairs: int, other: tuple[Path, int]) -> dict[str, float]:
-    """The seconds a round of both sides, and the median of their ratios."""
+def measure(work: str, pairs: int, other: tuple[Path, int]) -> dict[str, float]:
+    """Returns the seconds a round of both sides, and the median of their ratios."""
     starts = [[Side(work, *where) for where in ((HERE, 0), other)] for _ in range(1 if work.startswith("cifar") else 3)]
     first = [median(pair[k].first for pair in starts) for k in (0, 1)]
     for pair in starts[1:]:
@@ -234,7 +232,7 @@ def measured(work: str, pairs: int, other: tuple[Path, int]) -> dict[str, float]
 
 
 def main() -> None:
-    """Measure all works, one after the other."""
+    """Measures all works, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", default=",".join(USUAL), help=f"of {', '.join(WORK)}")
     parser.add_argument("--pairs", type=int, default=9)
@@ -247,10 +245,10 @@ def main() -> None:
         side(options)
         return
     other = (options.beside, 0) if options.beside else (HERE, 1)
-    print(f"{'work':18} {'s a round':>10} {'beside':>10} {'ratio':>7} {'first':>7} {'beside':>7}")
+    print(f"{'work':18} {'s a round':>10} {'other':>10} {'ratio':>7} {'first':>7} {'other':>7}")
     found = {}
     for work in options.work.split(","):
-        found[work] = each = measured(work, options.pairs, other)
+        found[work] = each = measure(work, options.pairs, other)
         print(
             f"{work:18} {each['seconds']:10.4f} {each['other']:10.4f} {each['ratio']:7.2f} "
             f"{each['first']:7.2f} {each['other_first']:7.2f}",

@@ -1,4 +1,4 @@
-"""How fast this machine plays a recipe: the plain loop and the fast engine in one run, beside the machine's ceiling."""
+"""Measures how fast this machine plays a recipe: the plain loop and the fast engine, and the machine's peak."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from fedhen.hardware.peak import measure_product_rate, read_peak_memory, reset_p
 from fedhen.params import count_bytes
 
 SHAPES = {"cifar10": (3, 32, 32, 10), "cifar100": (3, 32, 32, 100)}
-"""Channels, height, width and classes of data that random numbers can stand in for."""
+"""Channels, height, width and classes of data that random numbers can replace."""
 PLAIN_ROUNDS, PLAIN_SECONDS = 10, 40.0
-"""As many rounds of the plain loop are measured as take so long, at least one."""
+"""The plain loop is measured for at most this many rounds and seconds, and for at least one round."""
 TIMING_SECONDS = 4.0
-"""Seconds after which a training has been timed often enough."""
+"""A training is timed again and again for this many seconds."""
 TURN_SECONDS = 2.0
-"""Seconds that a loop plays before it is another's turn: long against the caches that each has to fill anew."""
+"""Seconds that a loop plays before the next has its turn: long compared with filling the caches again."""
 
 Seconds = dict[tuple[int, ...], float]
-"""Of a round, by its number and the devices that were active."""
+"""(Round, active devices...) -> the seconds that the round took."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class BenchmarkRequest:
 
     config: Config
     rounds: int
-    """Of the fast engine; the plain loop plays fewer."""
+    """Rounds of the fast engine. The plain loop plays fewer."""
     accelerator: str = "auto"
     data_dir: Path | None = None
 
 
 def run_benchmark(request: BenchmarkRequest, report: Callable[[str], None]) -> dict[str, Any]:
-    """Measure; `report` is told what happens meanwhile."""
+    """Runs the benchmark. `report` is called with a line about each part."""
     data, real = load_or_draw_data(request)
     where = choose_device(request.accelerator)
     precision = build_experiment(request.config, data=data, accelerator=request.accelerator).population.precision.name
@@ -72,10 +72,10 @@ def run_benchmark(request: BenchmarkRequest, report: Callable[[str], None]) -> d
         "plain": with_runtime(request.config, "plain", precision),
     }
     if precision == "bf16" and where.type == "cuda":
-        # Where launches are the limit a plain loop is faster without autocast: the ratio is to the faster one.
+        # If launches are the limit, the plain loop is faster without autocast. The ratio is to the faster one.
         loops["plain tf32"] = with_runtime(request.config, "plain", "tf32")
     seconds: dict[str, Seconds] = {}
-    # On a shared machine neighbours come and go: loops that play in turns see the same. A GPU's memory is for one.
+    # The load of a shared machine varies, so loops take turns. On a GPU each needs the memory for itself.
     for together in [[*loops]] if where.type == "cpu" else [[name] for name in loops]:
         playing = {}
         for name in together:
@@ -88,7 +88,7 @@ def run_benchmark(request: BenchmarkRequest, report: Callable[[str], None]) -> d
             found[name], seconds[name] = playing[name].measure()
             found[name]["share_of_ceiling"] = found[name]["tflops"] / ceiling
         del playing, experiment
-    # Rounds differ in which devices are active: only those that all have played are compared, if there are any.
+    # Rounds differ in their active devices, so only rounds that all loops have played are compared, if there are any.
     same = set.intersection(*map(set, seconds.values()))
     for name, own in seconds.items():
         found[name]["seconds_a_round_of_all"] = mean(own[key] for key in same or own)
@@ -103,7 +103,7 @@ def run_benchmark(request: BenchmarkRequest, report: Callable[[str], None]) -> d
 
 
 def load_or_draw_data(request: BenchmarkRequest) -> tuple[Data, bool]:
-    """The recipe's data, or random numbers in its shape where it is not on this machine: time does not see which."""
+    """Loads the recipe's data, or draws random numbers of its shape. Returns the data, and whether it is real."""
     try:
         return sources.load_data(request.config.data, data_root(request.data_dir), request.config.seed), True
     except UserError:
@@ -118,19 +118,19 @@ def load_or_draw_data(request: BenchmarkRequest) -> tuple[Data, bool]:
 
 
 def with_runtime(config: Config, engine: str, precision: str) -> Config:
-    """The configuration on that engine."""
+    """Returns the configuration with that engine and precision."""
     runtime = replace(config.runtime, engine=engine, precision=precision)  # type: ignore[arg-type]
     return replace(config, runtime=runtime, rounds=10**6)
 
 
 class Loop:
-    """A loop that is measured, warmed up: graphs are captured, kernels chosen, and models scored once."""
+    """A loop to measure. Its first rounds are a warm-up that captures graphs, chooses kernels and scores models."""
 
     def __init__(self, experiment: Experiment, rounds: int) -> None:
         reset_peak_memory(experiment.population.data.x.device)
         self.experiment = experiment
         warm = experiment.config.evaluation.every + 1
-        # A plain loop needs one round for that, and then plays the same ones.
+        # The plain loop needs one round for that. It starts later, so that both measure the same rounds.
         experiment.played = 0 if rounds else warm - 1
         self.left, self.seconds = (rounds, math.inf) if rounds else (PLAIN_ROUNDS, PLAIN_SECONDS)
         self.steps, self.play = list[Step](), experiment.play()
@@ -142,7 +142,7 @@ class Loop:
         self.steps.clear()
 
     def play_turn(self) -> bool:
-        """Play for a turn, if there are rounds and seconds left."""
+        """Plays for a turn. Returns whether there were rounds and seconds left."""
         end, before = time.perf_counter() + TURN_SECONDS, len(self.steps)
         while self.left and time.perf_counter() < end and (self.seconds > 0 or not self.steps):
             self.left -= 1
@@ -156,7 +156,7 @@ class Loop:
         return step
 
     def measure(self) -> tuple[dict[str, Any], Seconds]:
-        """Seconds, steps and operations of the rounds since, and the seconds of each."""
+        """Returns the measurements of the rounds after the warm-up, and the seconds of each round."""
         experiment, steps = self.experiment, self.steps
         train = mean(step.timing["train"] for step in steps)
         scoring = [step.timing["evaluate"] for step in steps if "accuracy" in step.record]
@@ -181,14 +181,14 @@ class Loop:
 
 
 def score_once(experiment: Experiment) -> float:
-    """Seconds that scoring all models takes."""
+    """Scores all models. Returns the seconds that it took."""
     began = time.perf_counter()
     score_models(experiment.population, experiment.engine.score, experiment.models())
     return time.perf_counter() - began
 
 
 def find_sequential(experiment: Experiment) -> SequentialDevices:
-    """The plain devices behind any engine: they know the plans."""
+    """Returns the sequential devices that every engine has."""
     devices: Any = experiment.engine.devices
     found = devices if isinstance(devices, SequentialDevices) else devices.sequential
     assert isinstance(found, SequentialDevices)
@@ -196,12 +196,12 @@ def find_sequential(experiment: Experiment) -> SequentialDevices:
 
 
 def plan_ends(experiment: Experiment, step: Step, device: int) -> Sequence[int]:
-    """Where the batches of a device end: one for each of its steps."""
+    """Returns where the batches of a device end, one for each of its steps."""
     return [int(end) for end in find_sequential(experiment).plan_batches(step.record["round"], device).ends]
 
 
 def count_operations(experiment: Experiment, tier: str) -> float:
-    """Floating-point operations that one example costs a device of a tier: products, forward and backward."""
+    """Returns the floating-point operations of the products for one example, forward and backward."""
     population = find_sequential(experiment).population
     module = find_sequential(experiment).build_module(tier).train()
     plan = find_sequential(experiment).plan_batches(1, population.tier_of.index(tier))
@@ -212,9 +212,9 @@ def count_operations(experiment: Experiment, tier: str) -> float:
 
 
 def measure_side_objective(request: BenchmarkRequest, data: Data) -> dict[str, Any]:
-    """What the side objective costs a device of the largest tier: a step's time and operations, and the bytes it sends.
+    """Measures what the side objective costs a device of the largest tier: time and operations of a step, and bytes.
 
-    With it is the method FedHeN; without is Decouple, whose largest model has no exit but its own.
+    It compares FedHeN with Decouple, whose largest model has only its last exit.
     """
     found: dict[str, Any] = {}
     for label, method in (("with", "fedhen"), ("without", "decouple")):
@@ -238,10 +238,8 @@ def measure_side_objective(request: BenchmarkRequest, data: Data) -> dict[str, A
 
 
 def time_trainings(experiment: Experiment, devices: Sequence[int]) -> Iterator[float]:
-    """Seconds that it takes to train these devices, again and again."""
-    sent = Sent(
-        experiment.memories.starting_models(experiment.server, experiment.population.local), experiment.memories.mean
-    )
+    """Trains these devices again and again. Yields the seconds that each time took."""
+    sent = Sent(experiment.memories.starting_models(experiment.server, experiment.population.local), experiment.memories.mean)
     for number in range(1, 10**6):
         began = time.perf_counter()
         list(experiment.engine.devices.train(number, sent, devices))

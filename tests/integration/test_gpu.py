@@ -120,7 +120,7 @@ def a_step(method: str, engine: str) -> Experiment:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_step_agrees_with_the_plain_runtime(method: str) -> None:
+def test_a_step_agrees_with_the_sequential_engine(method: str) -> None:
     assert apart(played(a_step(method, "plain")), played(a_step(method, "fast"))) < 1e-5
 
 
@@ -198,7 +198,7 @@ def test_lower_precisions_stay_near(precision: str) -> None:
 
 
 class Own(nn.Module):
-    """A user's network; what it does beside its products is given."""
+    """A user's network, with a given layer between its products."""
 
     def __init__(self, deep: bool, beside: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a run keeps is bounded by the devices that have trained, lies where it is told to, and sums exactly."""
+"""What a run stores is bounded by the devices that have trained, is where it is configured to be, and sums exactly."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_rows_on_disk_leave_nothing_behind(fails: bool, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_and_a_full_disk_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         experiment(10, runtime={"storage_dir": str(tmp_path / "none")})
     shelf = StateStore(OnDisk("/dev/null", CPU))
     with pytest.raises(UserError, match=r"cannot keep the devices' models in /dev/null: .*; set runtime.storage_dir"):

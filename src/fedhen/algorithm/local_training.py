@@ -1,4 +1,4 @@
-"""Alg. 2: E epochs of clipped SGD from the received weights."""
+"""Alg. 2, local training: E epochs of SGD with clipped gradients, from the received weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedhen.hardware.precision import FULL, Precision
 
 
 def learning_rate(training: TrainingConfig, number: int, rounds: int) -> float:
-    """η in round `number` of `rounds`."""
+    """Returns η in round `number` of `rounds`."""
     schedule = {"constant": 1.0, "cosine": (1 + math.cos(math.pi * (number - 1) / rounds)) / 2}
     warmup = min(1.0, number / max(1, training.lr_warmup))
     return training.lr * training.lr_decay ** (number - 1) * schedule[training.lr_schedule] * warmup
@@ -24,24 +24,26 @@ def learning_rate(training: TrainingConfig, number: int, rounds: int) -> float:
 
 @dataclass(frozen=True)
 class LocalProblem:
-    """What a device minimises, and how."""
+    """What a device minimises in a round, and with which settings."""
 
     objective: Objective
     training: TrainingConfig
     lr: float
+    """η in this round."""
     correction: Correction = NO_CORRECTION
+    """What the local variant adds to the gradient."""
     mask: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda logits: logits
-    """What of the logits the objective sees."""
+    """Applied to the logits before the objective: `training.masked_loss` hides classes that the device lacks."""
     precision: Precision = FULL
 
 
 def train_locally(
     module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], problem: LocalProblem
 ) -> tuple[float, int]:
-    """Train the module in place on the batches of all epochs; returns the mean loss of the steps, and their number.
+    """Trains a module in place on the batches of all epochs. Returns the mean loss of the steps, and their number.
 
-    The clip is on the gradient of the summed loss over all parameters. SGD adds the decay after it, and leaves alone a
-    weight without a gradient: NoSide's exit comes back from a complex device as it went.
+    The gradient of the summed loss over all parameters is clipped; SGD adds the weight decay afterwards. A weight
+    without a gradient does not change: NoSide's complex devices return the simple exit as they received it.
     """
     module.train()
     problem.precision.choose()
@@ -62,9 +64,9 @@ def train_locally(
 
 @dataclass
 class Sgd:
-    """`torch.optim.SGD`, to the bit, in one call for all weights.
+    """`torch.optim.SGD`, to the bit, with one call for all weights.
 
-    torch's own takes longer than the arithmetic where weights are small, and seconds to import what it does not need.
+    For small weights torch's optimizer takes longer than the arithmetic, and its import takes seconds.
     """
 
     lr: float
@@ -74,7 +76,7 @@ class Sgd:
 
     @torch.no_grad()
     def step(self, parameters: Iterable[nn.Parameter]) -> None:
-        """A step for each weight that has a gradient, which is changed too."""
+        """Updates each weight that has a gradient. Overwrites the gradients."""
         weights: list[Tensor] = [p for p in parameters if p.grad is not None]
         steps = [p.grad for p in weights if p.grad is not None]
         if not weights:
@@ -92,14 +94,13 @@ class Sgd:
 
 
 def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
-    """Scale gradients so that their norm together is at most this: `nn.utils.clip_grad_norm_`, to the bit."""
+    """Scales gradients to a total norm of at most `max_norm`: `nn.utils.clip_grad_norm_`, to the bit."""
     if gradients:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
 
 def apply_correction(module: nn.Module, correction: Correction) -> None:
-    """Add a local variant's correction to the gradients."""
     if correction is NO_CORRECTION:
         return
     with torch.no_grad():

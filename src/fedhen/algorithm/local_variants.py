@@ -1,14 +1,14 @@
-"""Local variants: what a device adds to its gradient, what it remembers, and what the server makes of it.
+"""Local variants: what a device adds to its gradient and remembers, and what the server derives from the memories.
 
-A step of local training is: gradient of the loss, plus the correction, clip, decay, update (Alg. 2 with one slot more).
-Every variant here is a correction g + offset + pull·w before the clip and a further decay after it, so that any runtime
-can apply it in one pass.
+A local step is: gradient of the loss, plus the correction, clip, decay, update (Alg. 2 with one more term). The
+correction of every variant here has the form offset + pull·w before the clip, and a further decay after it, so that an
+engine can apply it in one pass.
 
-Unequal tiers. A device corrects, and remembers, just the weights that it holds and trains. The server's state is the
-mean of the devices' memories, for each weight over *all* devices of the pool that train it, active or not: the mean of
-the one problem that this weight takes part in. ω_i = n_i·N/n is over the devices of the pool. At the fixed point
-Σ_i n_i ∇f_i = 0 over the holders of each weight, so that every weight reaches the optimum of the sample-weighted sum of
-the objectives that it appears in; with one tier these are the methods as published.
+Unequal tiers: a device corrects and remembers only the weights that it trains. The server's state is the mean of the
+devices' memories. For each weight, the mean is over *all* devices of the pool that train it, active or not. ω_i =
+n_i·N/n is over the devices of the pool. At the fixed point Σ_i n_i ∇f_i = 0 over the holders of each weight, so that
+every weight reaches the optimum of the sample-weighted sum of the objectives that it appears in. With one tier these
+are the methods as published.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedhen.params import Weights
 
 @dataclass(frozen=True)
 class Correction:
-    """Of the gradient of a weight: + offset + pull·w before the clip, and + decay·w after it."""
+    """Terms added to the gradient of a weight w: offset + pull·w before the clip, decay·w after it."""
 
     offset: Mapping[str, Tensor] = field(default_factory=dict)
     pull: float = 0.0
@@ -37,42 +37,52 @@ NO_CORRECTION = Correction()
 
 @dataclass(frozen=True)
 class LocalContext:
-    """What a variant knows of a device in a round."""
+    """The state of a device in a round, from which a variant computes its correction."""
 
     received: Weights
-    """The weights that the device starts from, and trains."""
+    """The weights that the device trains, as it received them."""
     memory: Weights
-    """What the device remembers; nothing before its first round, which stands for zeros."""
+    """What the device remembers. Missing weights stand for zeros; all are missing before its first round."""
     mean: Weights
-    """The server's state: the mean of all devices' memories."""
+    """The server's state: the mean of all devices' memories. Missing weights stand for zeros."""
     omega: float
-    """ω_i = n_i·N/n: the device's share of the data, 1 where all have the same."""
+    """ω_i = n_i·N/n: the device's share of the data, 1 if all devices have the same amount."""
 
 
 @dataclass(frozen=True)
 class LocalVariant:
-    """A local variant."""
+    """A change of local training, with an optional memory on each device.
+
+    FedProx, which needs no memory:
+
+        def pull_to_server(context):
+            return Correction({name: -mu * w for name, w in context.received.items()}, pull=mu)
+
+        LocalVariant("fedprox", pull_to_server)
+    """
 
     name: str
+    """As in the setting `local.name`."""
     correction: Callable[[LocalContext], Correction] = lambda context: NO_CORRECTION
+    """Computes what is added to the gradient in all steps of the round."""
     remember: Callable[[LocalContext, Weights, float], Weights] | None = None
-    """(context, trained weights, steps · learning rate) -> the device's memory after the round; none has no memory."""
+    """(context, trained weights, steps · learning rate) -> the device's next memory. None if it has no memory."""
     infer_change: Callable[[Weights, Weights], Weights] | None = None
-    """(received, trained) -> by how much the memory changes, where the server can tell: then nothing is sent for it."""
+    """(received, trained) -> the change of the memory, if the server can compute it; devices then need not send it."""
     memory_weight: Callable[[float], float] = lambda omega: 1.0
     """ω_i -> the device's weight in the mean of the memories."""
     starting_weight: Callable[[Tensor, Tensor], Tensor] = lambda model, mean: model
     """(server's weight, mean of the memories) -> the weight that devices start from."""
     copies: int = 0
-    """How many tensors of the size of the trained weights go along with the model, down and up."""
+    """How many more tensors of the size of the trained weights are sent with the model, down and up."""
 
 
 PLAIN = LocalVariant("plain")
-"""Alg. 2 as it stands."""
+"""Alg. 2 without a correction."""
 
 
 def fedprox(mu: float) -> LocalVariant:
-    """FedProx (Li et al. 2018): f + μ/2·‖w − w_server‖², inside the clip; without memory, tiers make no difference."""
+    """FedProx (Li et al. 2018): f + μ/2·‖w − w_server‖², inside the clip, without memory."""
     if not mu:
         return PLAIN
 
@@ -85,8 +95,8 @@ def fedprox(mu: float) -> LocalVariant:
 def scaffold() -> LocalVariant:
     """SCAFFOLD (Karimireddy et al. 2019): f + ⟨w, c/ω_i − c_i⟩.
 
-    After K steps c_i′ = c_i − c + (w_server − w_i)/(K·lr), and c += (1/N)·Σ ω_i (c_i′ − c_i). c travels down beside the
-    model and c_i′ − c_i up beside the update, so that both ways carry twice the trained weights.
+    After K steps c_i′ = c_i − c + (w_server − w_i)/(K·lr), and c += (1/N)·Σ ω_i (c_i′ − c_i). c is sent down with
+    the model and c_i′ − c_i up with the update, which doubles the trained weights in both directions.
     """
 
     def correction(context: LocalContext) -> Correction:
@@ -110,8 +120,8 @@ def feddyn(alpha: float) -> LocalVariant:
     """FedDyn (Acar et al. 2021), α_i = α/ω_i: f + α_i⟨w, h_i − w_cld⟩, and decay + α_i.
 
     h_i += w_i − w_cld, and devices start from w_cld = mean_active(w_i) + mean_all(h). The models scored are mean_active
-    and the all-devices average, never w_cld. The server knows w_cld and w_i: nothing is sent beside the weights. At
-    α = 0 it is not FedAvg: h still accumulates.
+    and the all-devices average, never w_cld. The server computes h_i from w_cld and w_i, so that only weights are sent.
+    With α = 0 it is not FedAvg: h still accumulates.
     """
 
     def correction(context: LocalContext) -> Correction:
@@ -133,7 +143,6 @@ def feddyn(alpha: float) -> LocalVariant:
 
 
 def make_local_variant(config: LocalConfig) -> LocalVariant:
-    """The local variant that is configured."""
     variants: dict[str, Callable[[], LocalVariant]] = {
         "plain": lambda: PLAIN,
         "fedprox": lambda: fedprox(config.mu),

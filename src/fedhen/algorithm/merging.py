@@ -1,4 +1,4 @@
-"""The server step: average every weight over the active devices that hold it."""
+"""The server's step: every weight is averaged over the active devices that hold it."""
 
 from __future__ import annotations
 
@@ -12,29 +12,42 @@ from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.params import Average, TierModels, Weights, overlay, select, shapes_of
 
 Pools = Callable[[Sequence[str]], list[tuple[str, ...]]]
-"""Which tiers average their common weights together: tiers -> groups of tiers."""
+"""Which tiers are averaged together.
+
+Args:
+    tiers: The names of the run's tiers, shallowest first.
+
+Returns:
+    Groups of tiers, called pools. Every tier is in exactly one. Tiers of a pool share the weights that they have in
+    common.
+
+The first two tiers share, and so do all others:
+
+    def two_pools(tiers):
+        return [tuple(tiers[:2]), tuple(tiers[2:])]
+"""
 
 
 def share_common_weights(tiers: Sequence[str]) -> list[tuple[str, ...]]:
-    """All tiers in one pool: a weight is averaged over all active devices that hold it, whatever their tier."""
+    """Puts all tiers into one pool: a weight is averaged over all active devices that hold it."""
     return [tuple(tiers)]
 
 
 def keep_tiers_apart(tiers: Sequence[str]) -> list[tuple[str, ...]]:
-    """Each tier in a pool of its own."""
+    """Puts each tier into a separate pool."""
     return [(tier,) for tier in tiers]
 
 
 def merge(
     server: TierModels, updates: Sequence[Update], pools: Pools, rule: ServerConfig, *, ranks: Ranks = ALONE
 ) -> TierModels:
-    """Alg. 1, lines 17-22, Alg. 3 and 4 likewise: the next server models.
+    """Returns the next server models (Alg. 1, lines 17-22; also Alg. 3 and 4).
 
-    In a pool, w_s = [w_c]_M: every tier is cut from one average. A weight nobody contributed to keeps its value.
+    All tiers of a pool are cut from one average, so that w_s = [w_c]_M. A weight without contributions keeps its value.
     """
     merged: TierModels = {}
     for pool in pools(list(server)):
-        # Before the merge the pool's tiers agree wherever they overlap: laying one over the other is no choice.
+        # The tiers of a pool are equal wherever they overlap, so the order of the overlay does not matter.
         before = overlay([server[tier] for tier in pool])
         average = Average(shapes_of(before))
         for update in updates:
@@ -47,7 +60,7 @@ def merge(
 
 
 def select_contribution(update: Update, rule: ServerConfig) -> Weights:
-    """The part of an update that enters the average."""
+    """Returns the weights of an update that count in the average."""
     if rule.untrained_weights == "average":
         return update.weights
     return {name: tensor for name, tensor in update.weights.items() if name in update.trained}
@@ -55,18 +68,19 @@ def select_contribution(update: Update, rule: ServerConfig) -> Weights:
 
 @dataclass(frozen=True)
 class Memories:
-    """The mean of all devices' memories, for each tier: the server's state of a local variant.
+    """The server's state of a local variant: the mean of all devices' memories.
 
-    It changes by what the active devices' memories changed, so that it stays the mean over all devices without asking
-    the idle ones; each weight's mean is over the devices of the pool that train it.
+    Each weight's mean is over all devices of the pool that train the weight, active or not. Only active devices change
+    their memories, so the mean follows from what they changed.
     """
 
     mean: TierModels
+    """Tier -> the mean, for the weights that its devices train; empty if the local variant has no memory."""
     tier_sizes: dict[str, int]
-    """How many devices each tier has, active or not."""
+    """Tier -> the number of its devices, active or not."""
 
     def update(self, updates: Sequence[Update], pools: Pools, local: LocalVariant, *, ranks: Ranks = ALONE) -> Memories:
-        """The mean after a round."""
+        """Returns the mean after a round with these updates."""
         if local.remember is None:
             return self
         mean: TierModels = {}
@@ -89,7 +103,7 @@ class Memories:
         return Memories({tier: mean[tier] for tier in self.mean}, self.tier_sizes)
 
     def starting_models(self, server: TierModels, local: LocalVariant) -> TierModels:
-        """The models that devices start from."""
+        """Returns the models that devices start from."""
         if local.remember is None:
             return server
         return {

@@ -1,4 +1,4 @@
-"""Methods as expressions over an objective and a merge."""
+"""The methods: each is an objective and a choice of which tiers are averaged together."""
 
 from __future__ import annotations
 
@@ -14,27 +14,40 @@ from fedhen.config.settings import Config
 from fedhen.errors import UserError, unknown_name
 
 Settings = Callable[[Config], Mapping[str, Any]]
+"""A recipe's configuration -> the settings that a method changes in it, nested as in a TOML file."""
 
 
 def no_settings(config: Config) -> Mapping[str, Any]:
-    """The recipe's own."""
     return {}
 
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method: what a device minimises on a batch, and which tiers the server averages together."""
+    """A federated method: what a device minimises on a batch, and which tiers the server averages together.
+
+    A method that gives the deepest exit twice the weight, and shares common weights as FedHeN does:
+
+        def deepest_twice(logits, labels):
+            return cross_entropy(logits[-1], labels) + sum(cross_entropy(z, labels) for z in logits)
+
+        MINE = Method("twice", deepest_twice, share_common_weights)
+
+    Use it with `fedhen run digits --method ./mymethod.py:MINE` or `fedhen.train(family, data, MINE)`.
+    """
 
     name: str
+    """What reports call the method."""
     objective: Objective
+    """(logits of all exits, labels) -> loss."""
     pools: Pools
+    """Tiers -> groups of tiers that are averaged together: `share_common_weights`, `keep_tiers_apart` or your own."""
     settings: Settings = no_settings
-    """What it changes in a recipe, unless the user says otherwise."""
+    """What the method changes in a recipe. The user's settings take precedence."""
     tiers: Callable[[Sequence[str]], Sequence[str]] = lambda tiers: tiers
-    """Which of a recipe's tiers, shallowest first, its devices have."""
+    """A recipe's tiers, shallowest first -> those that the method's devices have."""
 
     def keep_tiers(self, config: Config) -> Config:
-        """The configuration with just the tiers that the method's devices have."""
+        """Returns the configuration with only the tiers that the method's devices have."""
         kept = list(self.tiers(list(config.tiers)))
         if kept == list(config.tiers):
             return config
@@ -44,20 +57,20 @@ class Method:
 
 
 FEDHEN = Method("fedhen", sum_of_exits, share_common_weights)
-"""Alg. 1: complex devices minimise their own loss plus the sub-network's; common weights are shared."""
+"""Alg. 1: complex devices minimise their loss plus that of the sub-network; common weights are shared."""
 
 NOSIDE = Method("noside", last_exit, share_common_weights)
 """Alg. 4: common weights are shared, without the side objective (HeteroFL's rule on this nesting)."""
 
 DECOUPLE = Method("decouple", last_exit, keep_tiers_apart)
-"""Alg. 3: FedAvg for each tier by itself."""
+"""Alg. 3: FedAvg for each tier separately."""
 
 SIDE_APART = Method("side-apart", sum_of_exits, keep_tiers_apart)
-"""The ablation that the paper leaves out: the side objective, and tiers kept apart."""
+"""An ablation that the paper leaves out: the side objective without sharing."""
 
 
 def heterofl_settings(config: Config) -> Mapping[str, Any]:
-    """HeteroFL's model family and its three devices."""
+    """Returns HeteroFL's model family, with its scaler, masked loss and label rows."""
     return {
         "model": {"nesting": "width", "scaler": True},
         "training": {"masked_loss": True},
@@ -70,13 +83,13 @@ HETEROFL = Method("heterofl", last_exit, share_common_weights, heterofl_settings
 
 
 FEDAVG = Method("fedavg", last_exit, keep_tiers_apart, tiers=lambda tiers: tiers[-1:])
-"""FedAvg (McMahan et al. 2017): every device has the same tier; it is Decouple with one tier."""
+"""FedAvg (McMahan et al. 2017): Decouple with one tier, which all devices have."""
 
 METHODS = {m.name: m for m in (FEDHEN, NOSIDE, DECOUPLE, SIDE_APART, HETEROFL, FEDAVG)}
 
 
 def load_method(name: str) -> Method:
-    """The method of that name, or the one that a Python file defines: `path/to/file.py:NAME`."""
+    """Returns the method of that name, or the one that a Python file defines: `path/to/file.py:NAME`."""
     if ".py:" in name:
         return _load_from_file(name)
     if name not in METHODS:
@@ -84,11 +97,11 @@ def load_method(name: str) -> Method:
     return METHODS[name]
 
 
-def _load_from_file(place: str) -> Method:
-    path, _, attribute = place.rpartition(":")
+def _load_from_file(name: str) -> Method:
+    path, _, attribute = name.rpartition(":")
     spec = importlib.util.spec_from_file_location("fedhen_own_method", path)
     if spec is None or spec.loader is None or not Path(path).is_file():
-        raise UserError(f"{path} does not exist: a method of your own is given as path/to/file.py:NAME")
+        raise UserError(f"{path} does not exist: name your method as path/to/file.py:NAME")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -96,6 +109,6 @@ def _load_from_file(place: str) -> Method:
         raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
     if not isinstance(found, Method):
-        names = [name for name, value in vars(module).items() if isinstance(value, Method)]
+        names = [known for known, value in vars(module).items() if isinstance(value, Method)]
         raise UserError(f"{path} defines no method {attribute!r}: it defines {', '.join(names) or 'none'}")
     return found

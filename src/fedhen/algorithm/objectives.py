@@ -1,4 +1,4 @@
-"""What a device minimises on a batch: a loss over the logits of its model's exits, shallowest first."""
+"""What a device minimises on a batch: a loss over the logits of its model's exits."""
 
 from __future__ import annotations
 
@@ -12,24 +12,39 @@ from fedhen.config.settings import ObjectiveConfig
 from fedhen.errors import UserError
 
 Objective = Callable[[Sequence[Tensor], Tensor], Tensor]
-"""(logits of every exit, labels) -> loss. What it does not read a device does not train."""
+"""What a device minimises on a batch.
+
+Args:
+    logits: The logits of each exit of the device's model, shallowest first; a simple device has one exit. Each has
+        shape (examples, classes).
+    labels: The labels, of shape (examples,).
+
+Returns:
+    The loss, a tensor without dimensions.
+
+Exits that an objective does not read are not trained by the device, and are sent to it only if another tier of its pool
+has them. An objective that weighs the shallow exits by a half:
+
+    def half_side(logits, labels):
+        *side, own = [cross_entropy(z, labels) for z in logits]
+        return own + 0.5 * sum(side)
+"""
 
 
 @dataclass(frozen=True)
 class SumOfExits:
-    """The cross-entropies of some exits, weighted and summed; each exit may also learn from the others."""
+    """A weighted sum of the cross-entropies of some exits, with optional distillation between them."""
 
     chosen: slice
-    """Which exits count."""
+    """The exits that are read."""
     exits: tuple[str, ...] = ()
-    """The exits' names, shallowest first, where weights refer to them."""
+    """The names of the exits, shallowest first; needed only for weights."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Nested exit -> weight, 1 where not named; one of weight 0 is left out. A model's own exit always counts 1."""
+    """Nested exit -> weight, by default 1. An exit of weight 0 is not read. A model's last exit always has weight 1."""
     distillation: float = 0.0
     temperature: float = 1.0
 
     def __call__(self, logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """The loss of a batch."""
         read = [(logits[index], weight) for index, weight in self.weighted_exits(len(logits))]
         losses = [cross_entropy(z, labels) * weight if weight != 1 else cross_entropy(z, labels) for z, weight in read]
         if self.distillation and len(read) > 1:
@@ -40,20 +55,20 @@ class SumOfExits:
         return total
 
     def weighted_exits(self, number: int) -> list[tuple[int, float]]:
-        """Which of that many exits are read, and the weight of each."""
+        """Returns the indices of the exits that are read, of `number` exits, and their weights."""
         names = self.exits or ("",) * number
         own = number - 1
         weighted = [(k, 1.0 if k == own else self.weights.get(names[k], 1.0)) for k in range(number)[self.chosen]]
         return [(index, weight) for index, weight in weighted if weight]
 
     def _distillation_loss(self, logits: Sequence[Tensor]) -> Tensor:
-        """DepthFL (Kim et al. 2023): every exit learns from each other's softened output, which is held fixed.
+        """DepthFL (Kim et al. 2023): each exit learns from the softened outputs of the others, which are held fixed.
 
         Σ_k mean_{j≠k} KL(q_j ‖ q_k)·T², with q = softmax(logits / T).
         """
         soft = [log_softmax(z / self.temperature, dim=1) for z in logits]
         terms = [
-            # Written out: torch has no rule for its own kl_div over several devices at once.
+            # Written out, since torch cannot vectorise its kl_div over several devices.
             (soft[j].detach().exp() * (soft[j].detach() - soft[k])).sum() / len(soft[k])
             for k in range(len(soft))
             for j in range(len(soft))
@@ -66,14 +81,14 @@ class SumOfExits:
 
 
 sum_of_exits = SumOfExits(slice(None))
-"""Alg. 2, line 12: f(w) + f([w]_M); on a simple device, whose only exit is its own, just f(w)."""
+"""Alg. 2, line 12: f(w) + f([w]_M). On a simple device, which has one exit, it is f(w)."""
 
 last_exit = SumOfExits(slice(-1, None))
 """Alg. 2, line 4: f(w) alone."""
 
 
 def configure_objective(objective: Objective, exits: tuple[str, ...], config: ObjectiveConfig) -> Objective:
-    """The objective for a tier with these exits, with the weights and the distillation that are configured."""
+    """Returns the objective of a tier with these exits, with the configured weights and distillation."""
     if isinstance(objective, SumOfExits):
         if objective.chosen != slice(None) and config != ObjectiveConfig():
             raise UserError(
@@ -88,6 +103,6 @@ def configure_objective(objective: Objective, exits: tuple[str, ...], config: Ob
         )
     if config != ObjectiveConfig():
         raise UserError(
-            "objective.exit_weights and objective.distillation need a sum of exits: this method has its own objective"
+            "objective.exit_weights and objective.distillation need a sum of exits: this method has another objective"
         )
     return objective

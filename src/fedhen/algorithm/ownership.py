@@ -1,4 +1,4 @@
-"""Which weights a device of a tier holds under a method: found from the objective and the merge, declared nowhere."""
+"""Which weights the devices of a tier hold, derived from the method's objective and pools."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedhen.params import Shapes, shapes_of
 
 @dataclass(frozen=True)
 class Holding:
-    """What a device of a tier holds."""
+    """The weights that a device of a tier holds."""
 
     shapes: Shapes
-    """The weights that it receives, and sends back."""
+    """The weights that it receives and sends back."""
     trained: frozenset[str]
-    """Those among them that count in the average where only trained ones do: all but exits that it does not read."""
+    """The weights that count in the average if `server.untrained_weights` is "skip": all but exits that it does not read."""
     learned: frozenset[str]
-    """The parameters that its loss reaches: what a local variant corrects and remembers."""
+    """The parameters that its loss reaches, which a local variant corrects and remembers."""
     exits: tuple[str, ...]
     """The exits of its model that its objective reads or its pool shares, shallowest first."""
 
@@ -33,39 +33,36 @@ class Holding:
 def find_holdings(
     family: Family, objectives: Mapping[str, Objective], pools: Pools, batch: tuple[Tensor, Tensor]
 ) -> dict[str, Holding]:
-    """What each tier holds: an exit is held if the objective uses it or the merge shares it with another tier.
+    """Finds what each tier holds, with a small batch of any examples.
 
-    So FedHeN's and NoSide's complex devices carry the simple exit, Decouple's do not. Any small batch will do.
+    A device holds an exit if its objective reads it or its pool shares it with another tier. So the complex devices of
+    FedHeN and NoSide hold the simple exit, and those of Decouple do not.
     """
     found: dict[str, Holding] = {}
     tiers = list(objectives)
     for pool in check_pools(pools, tiers):
         shared: set[str] = set()
         for tier in sorted(pool, key=tiers.index):
-            others = _Pool(pool, shared)
-            found[tier] = _find_holding(family, tier, objectives[tier], batch, others)
+            found[tier] = _find_holding(family, tier, objectives[tier], batch, pool, shared)
             shared |= found[tier].shapes.keys()
     return {tier: found[tier] for tier in tiers}
 
 
 def check_pools(pools: Pools, tiers: Sequence[str]) -> list[tuple[str, ...]]:
-    """The pools, if every tier is in exactly one."""
+    """Returns the pools. Raises a UserError unless every tier is in exactly one."""
     found = pools(tiers)
     if sorted(tier for pool in found for tier in pool) != sorted(tiers):
         raise UserError(f"a method must put every tier into exactly one pool, found {found}")
     return found
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """The tiers that average their common weights together, and the weights that those before hold."""
-
-    tiers: tuple[str, ...]
-    weights: set[str]
-
-
 def _find_holding(
-    family: Family, tier: str, objective: Objective, batch: tuple[Tensor, Tensor], pool: _Pool
+    family: Family,
+    tier: str,
+    objective: Objective,
+    batch: tuple[Tensor, Tensor],
+    pool: Sequence[str],
+    shared: set[str],
 ) -> Holding:
     inputs, labels = batch
     with seeds.randomness(0, "holdings"):
@@ -75,8 +72,8 @@ def _find_holding(
         read = torch.autograd.grad(loss, logits, allow_unused=True, retain_graph=True)
         (trained,) = find_reached_weights(module, [loss])
         by_exit = find_reached_weights(module, logits)
-    # What no exit reaches (a frozen layer, a buffer) belongs to the model, and to its updates, all the same.
+    # What no exit reaches, such as a frozen layer or a buffer, still belongs to the model and to its updates.
     idle = set().union(*by_exit) - trained
-    held = {n: shape for n, shape in shapes_of(weights_of(module)).items() if n in pool.weights or n not in idle}
-    exits = tuple(e for e, g in zip(family.exits(tier), read, strict=True) if g is not None or e in pool.tiers)
+    held = {n: shape for n, shape in shapes_of(weights_of(module)).items() if n in shared or n not in idle}
+    exits = tuple(e for e, g in zip(family.exits(tier), read, strict=True) if g is not None or e in pool)
     return Holding(held, frozenset(held.keys() - idle), frozenset(trained), exits)

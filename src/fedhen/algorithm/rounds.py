@@ -1,13 +1,13 @@
-"""Alg. 1: sample, train the active devices, leave out failed and non-finite ones, merge. One loop for all methods."""
+"""Alg. 1, the loop of all methods: sample devices, train them, leave out failed and non-finite ones, merge."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fedhen.algorithm.failures import FailureWatch
 from fedhen.algorithm.local_variants import PLAIN, LocalVariant
@@ -21,10 +21,32 @@ from fedhen.params import TierModels, is_finite
 
 
 class Devices(Protocol):
-    """Whoever trains the active devices: the loop never knows who."""
+    """The seam between the loop and an engine: the devices of a run, which the engine trains.
+
+    The loop does not depend on where devices train: in this process, in workers, on a GPU, on other machines.
+    An engine that trains one device after the other:
+
+        class OneByOne:
+            def train(self, round_number, sent, active):
+                for device in active:
+                    try:
+                        yield train_device(device, sent.models[tier_of[device]])  # an Update
+                    except Exception as error:
+                        yield Failure(device, describe_device_error(error))
+    """
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
-        """Alg. 1, lines 5-15: send each active device its tier's model, and yield what becomes of it, in any order."""
+        """Trains the active devices of a round (Alg. 1, lines 5-15).
+
+        Args:
+            round_number: The round, from 1. With the seed and the device it determines all random choices.
+            sent: What the server sends to the devices of each tier. Engines do not change these tensors.
+            active: The devices to train, in rising order.
+
+        Yields:
+            One reply for each active device, in any order. A device whose training raises is a Failure; an error that
+            concerns the whole run, such as a UserError, is raised.
+        """
         ...
 
 
@@ -33,20 +55,21 @@ class Sent:
     """What the server sends to the devices of each tier."""
 
     models: TierModels
+    """The weights that training starts from."""
     mean: TierModels
-    """The mean of the devices' memories, where the local variant has one."""
+    """The mean of the devices' memories; empty if the local variant has no memory."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a round did."""
+    """A round that has been played, with the state of the server after it."""
 
     number: int
     active: list[int]
     updates: list[Update]
-    """The finite ones that were trained by this rank, which entered the merge, in the order of the devices."""
+    """The updates that were merged, of the devices that this rank trained, ordered by device."""
     losses: dict[int, float]
-    """The mean local loss of every device that entered the merge, in the order of the devices."""
+    """Device -> mean local loss, for all devices whose updates were merged."""
     dropped: list[int]
     """Active devices that were left out because a weight was not finite."""
     failed: dict[int, str]
@@ -58,21 +81,21 @@ class Round:
 
     @property
     def loss(self) -> float | None:
-        """The mean of the devices' mean local losses; none where no device came back, or where it is not finite."""
+        """The mean over the devices of their losses, or None if there are none or it is not finite."""
         mean = sum(self.losses.values()) / len(self.losses) if self.losses else math.nan
         return mean if math.isfinite(mean) else None
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How the rounds are played."""
+    """What a run does in every round."""
 
     method: Method
     activate: Activate
     server: ServerConfig
     local: LocalVariant = PLAIN
     ranks: Ranks = ALONE
-    """Who plays along; the loop need not know how many."""
+    """The processes that play the run together."""
 
 
 def play_rounds(
@@ -83,36 +106,79 @@ def play_rounds(
     numbers: Sequence[int],
     losses: Mapping[int, float] = NO_LOSSES,
 ) -> Iterator[Round]:
-    """Run these rounds one by one, from the given server models and the losses that devices reported last."""
+    """Plays rounds one by one (Alg. 1).
+
+    Args:
+        server: The models to start from, by tier.
+        memories: The mean of the devices' memories to start from.
+        devices: The engine that trains the devices.
+        rules: The method, the sampler, and the settings of the server.
+        numbers: The rounds to play, in rising order.
+        losses: Device -> the loss that it reported last, if earlier rounds were played.
+
+    Yields:
+        Each round after its merge.
+
+    Raises:
+        UserError: No device has returned for several rounds in a row.
+    """
     losses = dict(losses)
     ranks, pools = rules.ranks, rules.method.pools
     watch = FailureWatch(warns=not ranks.rank)
     for number in numbers:
-        # Only now: the last round that was in vain is recorded too.
+        # At the start of the next round, so that the caller has recorded the last empty one.
         watch.raise_if_none_returned()
         active = ranks.first(partial(rules.activate, number, losses))
         sent = Sent(memories.starting_models(server, rules.local), memories.mean)
-        # In the order of the devices, so that it does not matter in which order they come back.
-        replies = sorted(devices.train(number, sent, active), key=lambda reply: reply.device)
-        updates = [reply for reply in replies if isinstance(reply, Update)]
-        failures = [(reply.device, reply.error, reply.late) for reply in replies if isinstance(reply, Failure)]
-        # The paper, "Hyperparameters": a device with NaN weights is ignored, only for that round.
-        good = {update.device: is_finite(update.weights) for update in updates}
-        kept = [update for update in updates if good[update.device]]
-        own = [(update.device, good[update.device], update.loss) for update in updates]
-        said, faults = zip(*ranks.gather((own, failures)), strict=True)
-        everyone = sorted(chain.from_iterable(said))
-        missing = sorted(chain.from_iterable(faults))
-        failed = {device: error for device, error, late in missing if not late}
-        late = {device: error for device, error, late in missing if late}
-        dropped = [device for device, fine, _ in everyone if not fine]
-        now = {device: loss for device, fine, loss in everyone if fine}
-        server = merge(server, kept, pools, rules.server, ranks=ranks)
-        memories = memories.update(kept, pools, rules.local, ranks=ranks)
-        losses.update(now)
-        watch.observe(number, active, now, failed, late)
-        done = Round(number, active, kept, now, dropped, failed, [*late], server, memories)
-        # What the active devices sent back need not outlive the round: the next one brings as much.
-        del replies, updates, kept
-        yield done
-        del done
+        result = sort_replies(devices.train(number, sent, active), ranks)
+        server = merge(server, result.updates, pools, rules.server, ranks=ranks)
+        memories = memories.update(result.updates, pools, rules.local, ranks=ranks)
+        losses.update(result.losses)
+        watch.observe(number, active, result.losses, result.failed, result.late)
+        yield Round(
+            number,
+            active,
+            result.updates,
+            result.losses,
+            result.dropped,
+            result.failed,
+            late=[*result.late],
+            server=server,
+            memories=memories,
+        )
+        # Frees the updates before the next round brings as many.
+        del result
+
+
+class SortedReplies(NamedTuple):
+    """A round's replies, as in `Round`."""
+
+    updates: list[Update]
+    losses: dict[int, float]
+    dropped: list[int]
+    failed: dict[int, str]
+    late: dict[int, str]
+
+
+def sort_replies(replies: Iterable[Reply], ranks: Ranks) -> SortedReplies:
+    """Separates the updates to merge from the devices to leave out.
+
+    Updates stay on the rank that trained them; all else is gathered from all ranks.
+    """
+    # By device, so that the order in which devices reply does not matter.
+    in_order = sorted(replies, key=lambda reply: reply.device)
+    updates = [reply for reply in in_order if isinstance(reply, Update)]
+    # The paper, "Hyperparameters": a device with NaN weights is ignored in that round.
+    finite = [is_finite(update.weights) for update in updates]
+    trained = [(update.device, good, update.loss) for update, good in zip(updates, finite, strict=True)]
+    failures = [(reply.device, reply.error, reply.late) for reply in in_order if isinstance(reply, Failure)]
+    trained_by_rank, failures_by_rank = zip(*ranks.gather((trained, failures)), strict=True)
+    all_trained = sorted(chain.from_iterable(trained_by_rank))
+    all_failures = sorted(chain.from_iterable(failures_by_rank))
+    return SortedReplies(
+        updates=[update for update, good in zip(updates, finite, strict=True) if good],
+        losses={device: loss for device, good, loss in all_trained if good},
+        dropped=[device for device, good, _ in all_trained if not good],
+        failed={device: error for device, error, late in all_failures if not late},
+        late={device: error for device, error, late in all_failures if late},
+    )

@@ -1,4 +1,4 @@
-"""What becomes of an active device in a round: an update, or a failure."""
+"""The reply of an active device in a round: an update, or a failure."""
 
 from __future__ import annotations
 
@@ -12,32 +12,36 @@ from fedhen.params import Weights
 
 @dataclass(frozen=True)
 class Update:
-    """What an active device sends back: its trained weights."""
+    """The trained weights of an active device, and what the server needs to merge them."""
 
     device: int
     tier: str
     weights: Weights
+    """All weights that a device of the tier holds."""
     trained: frozenset[str]
-    """The weights that its objective trains."""
+    """The names of the weights that count in the average if `server.untrained_weights` is "skip"."""
     samples: int
+    """The number of the device's training examples."""
     loss: float
+    """The mean loss over its local steps."""
     rows: Mapping[str, Tensor] = field(default_factory=dict)
-    """For weights whose rows are the classes: which rows count, where not all of them do."""
+    """For tensors with a row for each class: a mask of the rows that count in the average. By default all rows do."""
     memory_change: Weights = field(default_factory=dict)
-    """By how much the device's memory changed, where the local variant has one."""
+    """By how much the device's memory changed; empty if the local variant has no memory."""
     omega: float = 1.0
+    """ω_i = n_i·N/n: the device's share of its pool's data, 1 if all devices have the same amount."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An active device that sends nothing back that could be used: its training raised, or it is late."""
+    """An active device without a usable update: its training raised an error, or it is late."""
 
     device: int
     error: str
-    """In one line."""
+    """The reason, in one line."""
     late: bool = False
-    """Whether the round ended before it answered."""
+    """Whether the round ended before the device answered."""
 
 
 Reply = Update | Failure
-"""What becomes of an active device."""
+"""The reply of an active device: an engine yields one for each."""

@@ -1,4 +1,4 @@
-"""What is stored for each device that has trained: one packed vector, where there is room for it."""
+"""Stores one packed vector for each device that has trained: on the accelerator, on the host, or on disk."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ from fedhen.params import Weights, pack, unpack
 
 
 class Storage(Protocol):
-    """Where vectors are stored; what was read stays as it is when the device's vector is written again."""
+    """Where vectors are stored. A vector that was read does not change when its key is written again."""
 
     stable: bool
-    """Whether what `stored` gives costs no copy."""
+    """Whether `stored` returns the vector itself, without a copy, which stays valid."""
 
     def write(self, key: int, vector: Tensor) -> None:
-        """Keep a copy."""
+        """Stores a copy of the vector."""
         ...
 
     def read(self, key: int) -> Tensor:
-        """The vector, where devices train."""
+        """Returns the vector on the device where training takes place."""
         ...
 
     def stored(self, key: int) -> Tensor:
-        """The vector, where it lies."""
+        """Returns the vector where it is stored, or on the host."""
         ...
 
     def forget(self, key: int) -> None:
-        """Make room."""
+        """Removes the vector."""
         ...
 
 
 class Entry(NamedTuple):
-    """What is stored for a device: where its vector is, and what it packs."""
+    """The key of a device's vector, and the layout of the weights in it."""
 
     key: int
     layout: Weights
 
 
 class StateStore(MutableMapping[int, Weights]):
-    """Weights by device, packed; nothing is stored for a device before its weights are put here."""
+    """Device -> weights, stored as packed vectors. Changes can be rolled back to the last commit."""
 
     def __init__(self, storage: Storage | None = None) -> None:
         self.storage = storage or InMemory()
         self.keeps_previous = False
-        """Whether what is replaced is stored until `commit`; it costs the memory of what a round replaces."""
+        """Whether replaced vectors are kept until `commit`. This costs the memory of what a round replaces."""
         self._entries: dict[int, Entry] = {}
         self._previous: dict[int, Entry | None] = {}
         self._keys = itertools.count()
@@ -84,35 +84,35 @@ class StateStore(MutableMapping[int, Weights]):
         return device in self._entries
 
     def vector(self, device: int) -> Tensor:
-        """A device's packed weights."""
+        """Returns a device's packed weights on the device where training takes place."""
         return self.storage.read(self._entries[device].key)
 
     def stored(self, device: int) -> Tensor:
-        """The same, not brought to where devices train."""
+        """Returns a device's packed weights where they are stored, or on the host."""
         return self.storage.stored(self._entries[device].key)
 
     def put(self, device: int, vector: Tensor, like: Mapping[str, Tensor]) -> None:
-        """Keep packed weights, which have the names, shapes and types of others."""
+        """Stores packed weights with the names, shapes and types of `like`."""
         old = self._entries.get(device)
         if self._is_first_change(device):
             self._previous[device], old = old, None
         key = next(self._keys) if old is None else old.key
         self.storage.write(key, vector)
-        kind = tuple((name, tensor.shape, tensor.dtype) for name, tensor in like.items())
-        # Devices of a tier share one layout; meta tensors have shape and type and no memory.
-        if kind not in self._layouts:
-            self._layouts[kind] = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in like.items()}
-        self._entries[device] = Entry(key, self._layouts[kind])
+        layout = tuple((name, tensor.shape, tensor.dtype) for name, tensor in like.items())
+        # Devices of a tier share one layout, of meta tensors, which have a shape and a type but no memory.
+        if layout not in self._layouts:
+            self._layouts[layout] = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in like.items()}
+        self._entries[device] = Entry(key, self._layouts[layout])
 
     def commit(self) -> None:
-        """What has changed since the last time can no longer be undone."""
+        """Makes all changes since the last commit permanent."""
         for entry in self._previous.values():
             if entry is not None:
                 self.storage.forget(entry.key)
         self._previous.clear()
 
     def rollback(self) -> None:
-        """Put back what was here at the last `commit`."""
+        """Restores the state of the last `commit`."""
         for device, entry in self._previous.items():
             if device in self._entries:
                 self.storage.forget(self._entries.pop(device).key)
@@ -125,7 +125,7 @@ class StateStore(MutableMapping[int, Weights]):
 
 
 class InMemory:
-    """In the memory of an accelerator, or of the host; without a place to keep them, where they come from."""
+    """Stores vectors in memory: on the device `keep`, or by default on the device of each vector."""
 
     stable = True
 
@@ -134,27 +134,24 @@ class InMemory:
         self.vectors: dict[int, Tensor] = {}
 
     def write(self, key: int, vector: Tensor) -> None:
-        """A copy of its own: the vector may be a view of something larger."""
+        # A copy, since the vector may be a view of something larger.
         self.vectors[key] = vector.to(self.keep or vector.device, copy=True)
 
     def read(self, key: int) -> Tensor:
-        """The vector itself, or a copy where devices train elsewhere."""
         vector = self.vectors[key]
         return vector.to(self.back or vector.device)
 
     def stored(self, key: int) -> Tensor:
-        """The vector itself: it is replaced, and never changed."""
         return self.vectors[key]
 
     def forget(self, key: int) -> None:
-        """Drop it."""
         del self.vectors[key]
 
 
 class OnDisk:
-    """In one growing file without a name, a slot a vector: the system removes it, however the process ends.
+    """Stores vectors in one growing file without a name, which the system removes however the process ends.
 
-    Plain reads and writes, no mapping: a full disk is then an error that can be told, and no fatal signal.
+    The file is not memory-mapped, so that a full disk is an error that can be reported, not a fatal signal.
     """
 
     stable = False
@@ -167,7 +164,6 @@ class OnDisk:
         self.free: dict[int, list[int]] = {}
 
     def write(self, key: int, vector: Tensor) -> None:
-        """Into the slot of that key."""
         content = vector.detach().cpu().contiguous().view(torch.uint8).numpy()
         if key not in self.slots:
             spare = self.free.get(content.nbytes)
@@ -188,33 +184,31 @@ class OnDisk:
             ) from None
 
     def read(self, key: int) -> Tensor:
-        """A copy of the slot."""
         return self.stored(key).to(self.back)
 
     def stored(self, key: int) -> Tensor:
-        """A copy of the slot, on the host."""
-        begin, size, kind = self.slots[key]
+        begin, size, dtype = self.slots[key]
         assert self.file is not None
         content = np.empty(size, dtype=np.uint8)
         done = 0
-        # At a place of its own: two threads may read at once, and a file has one position.
+        # With an explicit offset, since two threads may read at once and a file has one position.
         while done < size:
             read = os.preadv(self.file.fileno(), [content.data[done:]], begin + done)
             if not read:
                 raise UserError(f"the devices' models in {self.folder or tempfile.gettempdir()} were cut short")
             done += read
-        return torch.from_numpy(content).view(kind)
+        return torch.from_numpy(content).view(dtype)
 
     def forget(self, key: int) -> None:
-        """The slot is free for the next one of its size."""
+        # The next vector of this size takes its place.
         begin, size, _ = self.slots.pop(key)
         self.free.setdefault(size, []).append(begin)
 
 
 def make_stores(runtime: RuntimeConfig, accelerator: torch.device, needed: int) -> Callable[[], StateStore]:
-    """New shelves as configured; `needed` is how many bytes all devices together would put on all of them."""
+    """Returns a function that makes the configured stores. All devices and stores together need `needed` bytes."""
     if runtime.storage_dir and not Path(runtime.storage_dir).is_dir():
-        raise UserError(f"runtime.storage_dir={runtime.storage_dir} is no folder: make it, or name another")
+        raise UserError(f"runtime.storage_dir={runtime.storage_dir} is not a folder: create it, or name another")
     near = free_memory(accelerator), free_memory(torch.device("cpu"))
     where = choose_storage(needed, *near) if runtime.storage == "auto" else runtime.storage
     storages: dict[str, Callable[[], Storage]] = {
@@ -226,9 +220,9 @@ def make_stores(runtime: RuntimeConfig, accelerator: torch.device, needed: int) 
 
 
 def choose_storage(needed: int, on_accelerator: int, on_host: int) -> Literal["accelerator", "host", "disk"]:
-    """The nearest storage with room: a quarter of the accelerator's free memory, half of the host's, else the disk.
+    """Chooses a quarter of the accelerator's free memory if that is enough, else half of the host's, else the disk.
 
-    On a CPU both are the host: more than a quarter of it is then still the host.
+    Without an accelerator both are the host, so that half of its memory may be used.
     """
     if needed <= on_accelerator // 4:
         return "accelerator"

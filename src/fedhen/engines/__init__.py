@@ -1,1 +1,1 @@
-"""Who trains the active devices and scores models: one by one, in worker processes, on a GPU, over several ranks."""
+"""Engines train the active devices and score models: one by one, in worker processes, on a GPU, over several ranks."""

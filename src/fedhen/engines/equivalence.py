@@ -1,4 +1,4 @@
-"""Modules tried on a small batch before they are trusted: what only the plain engine can train, which forms are one."""
+"""Checks modules on a small batch: which need the sequential engine, and whether two forms compute the same."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from fedhen.models.exits import Exits
 
 Batch = tuple[Tensor, Tensor]
 MAX_DRAWS = 20
-"""At so many weights, at most, are two forms of a module compared."""
+"""Two forms of a module are compared at no more than this many random weights."""
 DECIDING_DRAWS = 3
-"""So many of these must say that the forms are the same, before as many say that they are not."""
+"""The comparison ends when this many draws agree that the forms are the same, or that they differ."""
 KINK_FACTOR = 20
-"""Up to so many times what rounding explains, a draw says nothing: a ReLU or a maximum may have turned over in it.
+"""A draw whose error is at most this many times that of rounding does not count as a difference.
 
-Seen with the paper's complex network and its exit pooled to 1×1: 1 to 5 times, at three of the first five draws.
+A ReLU or a maximum may have switched sides. With the paper's complex network and its exit pooled to 1×1 the error was
+1 to 5 times that of rounding, at three of the first five draws.
 """
 
 
 class UnsupportedModule(Exception):
-    """Why the devices of a tier must train one after the other."""
+    """A module that only the sequential engine can train; the message says why."""
 
 
 def check_supported(module: nn.Module, objective: Objective, batch: Batch) -> None:
-    """Raise UnsupportedModule unless module and objective are functions of weights and inputs alone."""
+    """Raises UnsupportedModule unless module and objective depend on weights and inputs alone."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     if len(parameters) > len(list(module.parameters())):
         raise UnsupportedModule("some of its weights have two names")
@@ -50,10 +51,10 @@ def check_supported(module: nn.Module, objective: Objective, batch: Batch) -> No
 
 
 def forms_agree(module: nn.Module, other: nn.Module, inputs: Tensor) -> bool:
-    """Whether two modules over the same parameters compute the same logits and gradients.
+    """Returns whether two modules over the same parameters compute the same logits and gradients.
 
-    They are compared at draws of the parameters. At some of these, two forms of one function may look different, since
-    at a kink rounding alone decides which slope it has.
+    They are compared at random parameters. At some of these, two forms of one function may differ, because at a kink
+    rounding decides which slope is taken.
     """
     same = different = 0
     for draw in range(MAX_DRAWS):
@@ -65,15 +66,15 @@ def forms_agree(module: nn.Module, other: nn.Module, inputs: Tensor) -> bool:
 
 
 def _gradient_error(draw: int, module: nn.Module, other: nn.Module, inputs: Tensor) -> float:
-    """How far apart their gradients are, as a multiple of what rounding explains, at weights somewhat off their own.
+    """Returns the difference of their gradients near their weights, as a multiple of the error of rounding.
 
-    Infinitely far, where their logits are further apart than that: a kink bends a function and does not break it.
+    It is infinite if their logits differ by more than rounding: a kink changes the slope, not the value.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     with _restoring([*parameters, *module.buffers()]), seeds.randomness(0, "trial", draw), exact_products():
         with torch.no_grad():
             for p in parameters:
-                # Norms begin at one and zero, where much looks alike.
+                # Norms start at one and zero, where different functions may look the same.
                 p.add_(torch.randn_like(p), alpha=0.1 * float(p.abs().mean()) + 0.01)
         (logits, gradients), (others, of_others) = (
             _logits_and_gradients(each, inputs, parameters) for each in (module, other)
@@ -95,22 +96,22 @@ def _logits_and_gradients(
 
 
 def _relative_error(one: list[Tensor], other: list[Tensor]) -> float:
-    """The largest difference of two tensors, as a multiple of what rounding explains."""
-    # A gradient that ought to cancel out is rounding alone: all are seen beside the largest, which may be zero too.
+    """Returns the largest difference of two tensors, as a multiple of the error of rounding."""
+    # A gradient that cancels out consists of rounding errors, so all are compared with the largest, which may be 0.
     least = 1e-5 * max(float(_norm(t)) for t in one) + 1e-30
     found = [_norm(a - b) / (1e-3 * _norm(b) + least) for a, b in zip(one, other, strict=True)]
     return float(torch.stack(found).max())
 
 
 def _norm(tensor: Tensor) -> Tensor:
-    # In half precision the least of these would be zero.
+    # In half precision the smallest would be zero.
     size: Tensor = tensor.float().norm()
     return size
 
 
 @contextmanager
 def _restoring(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Whatever a trial does to them, they are afterwards as they were."""
+    """Restores the values of these tensors at the end."""
     before = [(t, t.detach().clone()) for t in tensors]
     try:
         yield

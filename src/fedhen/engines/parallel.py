@@ -1,6 +1,6 @@
-"""The fast runtime on a CPU: workers train the active devices, and score models, side by side.
+"""The fast engine on a CPU: worker processes train active devices, and score models, in parallel.
 
-Each worker trains one device at a time, just as the sequential runtime does. So the result is the same to the byte.
+Each worker trains one device at a time, as the sequential engine does, so that the results are the same to the byte.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ from fedhen.runs.layout import MODEL_OWNERS
 
 @dataclass
 class ParallelDevices:
-    """The devices of a simulated population on a CPU, trained by several worker processes."""
+    """The simulated devices on a CPU, trained by several worker processes."""
 
     sequential: SequentialDevices
     scoring: Scoring
     server: TierModels
-    """The initial models: later ones have the same shapes and types."""
+    """The initial models, whose shapes and types all later ones have."""
     mean: TierModels
-    """The initial mean of the devices' memories, likewise."""
+    """The initial mean of the devices' memories."""
     number: int
     """The number of workers."""
 
     def __post_init__(self) -> None:
         for tier in self.server:
-            # Built once, before there are workers.
+            # Before workers are forked, so that they need not build it again.
             self.sequential.built_module(tier)
         self.tiers = list(self.server)
         models, means = ({tier: pack(of[tier]) for tier in of} for of in (self.server, self.mean))
         self.models = {tier: make_shared_vector(vector) for tier, vector in models.items()}
-        """The models that are sent in a round, packed, where all workers see them."""
+        """Tier -> the model that is sent in a round, packed, in memory that all workers share."""
         self.means = {tier: make_shared_vector(vector) for tier, vector in means.items()}
         self.scored = [{tier: make_shared_vector(vector) for tier, vector in models.items()} for _ in MODEL_OWNERS]
-        """The models that are scored."""
+        """Owner -> tier -> the model that is scored, likewise."""
         self.results = [
             [{t: make_shared_vector(vector) for t, vector in models.items()} for _ in (0, 1)]
             for _ in range(self.number)
         ]
-        """Worker -> place -> tier -> what its device has learned: one is read while the next is written."""
+        """Worker -> buffer -> tier -> trained weights: one buffer is read while the next device writes the other."""
         self.buffer = [0] * self.number
+        """Worker -> the buffer of its current job."""
         self.memories = [
             {tier: make_shared_vector(vector) for tier, vector in means.items()} for _ in range(self.number)
         ]
-        """Worker -> tier -> what its device remembers."""
+        """Worker -> tier -> the memory of its device."""
         self.workers = WorkerPool(self.number, self.run_job)
 
     @property
     def population(self) -> Population:
-        """The devices' data and tasks."""
         return self.sequential.population
 
     @property
     def memory(self) -> StateStore:
-        """What each device remembers, if the local variant has a memory."""
+        """Device -> its memory, if the local variant has one."""
         return self.sequential.memory
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
-        """Alg. 1, lines 5-15; the devices that take longest come first."""
+        """Alg. 1, lines 5-15. The devices that take longest are trained first."""
         population, sequential = self.population, self.sequential
         for tier in self.tiers:
             self.models[tier].copy_(pack(sent.models[tier]))
@@ -94,42 +94,39 @@ class ParallelDevices:
             elif "failed" in answer:
                 yield Failure(device, answer["failed"])
             else:
-                # What is not the device's fault is raised again here.
+                # The worker met an error that is not the device's: training again here raises it.
                 yield sequential.attempt(round_number, device, sent)
 
     def score(self, passes: Sequence[Pass]) -> list[CorrectCounts]:
-        """Score every pass; its batches are dealt to all workers."""
+        """Scores every pass, with its batches divided among all workers."""
         ends = [part * self.scoring.batches // self.number for part in range(self.number + 1)]
         jobs: list[Job] = []
         for number, one in enumerate(passes):
-            # A tier is scored once for each kind of model.
-            kind = sum(other.tier == one.tier for other in passes[:number])
-            self.scored[kind][one.tier].copy_(pack(one.weights))
-            what = {"pass": number, "tier": one.tier, "kind": kind, "readings": [tuple(r) for r in one.readings]}
+            # Several passes through a tier score the models of different owners.
+            owner = sum(other.tier == one.tier for other in passes[:number])
+            self.scored[owner][one.tier].copy_(pack(one.weights))
+            what = {"pass": number, "tier": one.tier, "kind": owner, "readings": [tuple(r) for r in one.readings]}
             jobs += [{**what, "batches": batches} for batches in pairwise(ends) if batches[0] < batches[1]]
         found: list[CorrectCounts] = [[(0, 0)] * len(one.readings) for one in passes]
         for _, job, answer in self.workers.run(jobs):
             number = job["pass"]
-            # What a worker could not do is done here, and raises here.
+            # A part that failed in a worker is scored here, which raises its error.
             right = answer.get("right") or self.scoring.score_batches(passes[number], range(*job["batches"]))
             found[number] = [(a + c, b + d) for (a, b), (c, d) in zip(found[number], right, strict=True)]
         return found
 
     def run_job(self, worker: int, job: Job) -> Answer:
-        """In a worker: do a job."""
+        """Runs a job, in a worker."""
         try:
             return self.train_device(worker, job) if "device" in job else self.score_batches(job)
         except BaseException as error:
             return {"error": repr(error)}
 
     def train_device(self, worker: int, job: Job) -> Answer:
-        """In a worker: train a device."""
+        """Trains a device, in a worker."""
         device, tier = job["device"], self.population.tier_of[job["device"]]
-        mean = self.means[tier].clone() if job["mean"] else None
-        sent = Sent(
-            {tier: unpack(self.models[tier].clone(), self.server[tier])},
-            {} if mean is None else {tier: unpack(mean, self.mean[tier])},
-        )
+        mean = {tier: unpack(self.means[tier].clone(), self.mean[tier])} if job["mean"] else {}
+        sent = Sent({tier: unpack(self.models[tier].clone(), self.server[tier])}, mean)
         memory = unpack(self.memories[worker][tier], self.mean[tier]) if job["memory"] else {}
         try:
             found = self.sequential.train_locally(
@@ -141,7 +138,7 @@ class ParallelDevices:
         return {"loss": found.loss, "steps": found.steps}
 
     def score_batches(self, job: Job) -> Answer:
-        """In a worker: score a pass on some batches."""
+        """Scores a pass on some batches, in a worker."""
         tier = job["tier"]
         readings = [Reading(own, tuple(together)) for own, together in job["readings"]]
         weights = unpack(self.scored[job["kind"]][tier], self.server[tier])

@@ -16,7 +16,7 @@ from fedhen.params import Weights
 
 
 class Reading(NamedTuple):
-    """Which of a module's exits to score: one by itself, and some together."""
+    """Which of a module's exits to score: one alone, and the mean prediction of several."""
 
     own: int = -1
     together: tuple[int, ...] = ()
@@ -26,7 +26,7 @@ LAST_EXIT = (Reading(),)
 
 
 class Pass(NamedTuple):
-    """The test set through the model of a tier, of whose exits some are read."""
+    """One pass of the test set through the model of a tier, with the exits to score."""
 
     tier: str
     weights: Weights
@@ -34,9 +34,9 @@ class Pass(NamedTuple):
 
 
 CorrectCounts = list[tuple[int, int]]
-"""For each reading, how many examples the exit, and the mean prediction of several, classify rightly."""
+"""For each reading, the number of examples that the exit, and the exits together, classify correctly."""
 Score = Callable[[Sequence[Pass]], list[CorrectCounts]]
-"""Whoever scores models on the test set."""
+"""Scores models on the test set: passes -> the counts of each, in the same order."""
 
 
 @dataclass(frozen=True)
@@ -44,30 +44,29 @@ class Scoring:
     """Scores models on the test set, one after the other."""
 
     modules: Mapping[str, nn.Module]
-    """One of each tier, to score weights in."""
+    """Tier -> a module, into which the weights are loaded."""
     data: Data
     batch_size: int = 0
     """0: 1000 on a GPU, 100 on a CPU, whose caches are small."""
     precision: Precision = FULL
 
     def __call__(self, passes: Sequence[Pass]) -> list[CorrectCounts]:
-        """Score every pass."""
         return [self.score_batches(one, range(self.batches)) for one in passes]
 
     @property
     def size(self) -> int:
-        """The number of examples in a batch."""
+        """Examples in a batch."""
         return self.batch_size or (1000 if self.data.x_test.is_cuda else 100)
 
     @property
     def batches(self) -> int:
-        """The number of batches in the test set."""
+        """Batches in the test set."""
         return -(-len(self.data.y_test) // self.size)
 
     def score_batches(self, one: Pass, batches: range) -> CorrectCounts:
-        """Score a pass on some batches of the test set. Counts add up to the same, however the batches are dealt.
+        """Scores a pass on some batches of the test set.
 
-        Without exits to take together both counts are the same.
+        Both counts of a reading are the same if it names no exits to take together.
         """
         data, module = self.data, self.modules[one.tier].eval()
         load_weights(module, one.weights)
@@ -86,12 +85,12 @@ class Scoring:
 
 
 def accuracy(module: nn.Module, data: Data, batch_size: int = 0) -> float:
-    """The share of the test set that the module's last exit classifies rightly."""
+    """Returns the share of the test set that the module's last exit classifies correctly."""
     [[(right, _)]] = Scoring({"": module}, data, batch_size)([Pass("", {})])
     return right / len(data.y_test)
 
 
 def mean_prediction(logits: Sequence[Tensor], exits: Sequence[int]) -> Tensor:
-    """The class that the mean of these exits' probabilities names."""
+    """Returns the most probable class by the mean of these exits' probabilities."""
     first, *others = (logits[k].softmax(1) for k in exits)
     return sum(others, first).argmax(1)

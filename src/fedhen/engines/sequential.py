@@ -1,7 +1,7 @@
-"""The sequential runtime: this process trains the active devices one after the other. It is the oracle for every other.
+"""The sequential engine: trains the active devices one after the other. All other engines are compared with it.
 
-On a CPU a device is trained whole, with `runtime.threads` torch threads, in a module as it was built. So its result
-depends on the round, the device and what it was sent, and not on who trains it, nor on what was trained before.
+On a CPU a device trains with `runtime.threads` torch threads, in a fresh copy of its tier's module. So its result
+depends on the round, the device and what it was sent, and not on the process or on what was trained before.
 """
 
 from __future__ import annotations
@@ -31,42 +31,40 @@ from fedhen.params import Weights, is_finite
 
 
 class LocalResult(NamedTuple):
-    """What a device has learned in a round."""
+    """The result of a device's local training in a round."""
 
     weights: Weights
     loss: float
-    """The mean of its steps."""
+    """The mean over its steps."""
     steps: int
 
 
 @dataclass
 class SequentialDevices:
-    """The devices of a simulated population; their data lies where they train."""
+    """The simulated devices, trained where their data is."""
 
     population: Population
     memory: StateStore = field(default_factory=StateStore)
-    """What each device that has trained remembers, where the local variant has a memory."""
+    """Device -> its memory, if the local variant has one and the device has trained."""
     modules: dict[str, nn.Module] = field(default_factory=dict)
-    """One of each tier, as it was built: every device trains in a copy."""
+    """Tier -> the module as it was built. Every device trains in a copy."""
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15, one device after the other."""
         for device in active:
             yield self.attempt(round_number, device, sent)
 
-    def attempt(self, round_number: int, device: int, sent: Sent, learned: LocalResult | None = None) -> Reply:
-        """Alg. 2 on one device, unless it was trained elsewhere; an error is a failure of this device alone."""
+    def attempt(self, round_number: int, device: int, sent: Sent, result: LocalResult | None = None) -> Reply:
+        """Trains one device (Alg. 2), or takes the result of a training elsewhere. Turns its error into a Failure."""
         try:
             context = self.local_context(device, sent)
-            learned = learned or self.train_locally(round_number, device, sent, context)
-            return self.make_update(
-                device, learned.weights, learned.loss, context, learned.steps * self.lr(round_number)
-            )
+            result = result or self.train_locally(round_number, device, sent, context)
+            return self.make_update(round_number, device, result, context)
         except Exception as error:
             return Failure(device, describe_device_error(error))
 
     def train_locally(self, round_number: int, device: int, sent: Sent, context: LocalContext) -> LocalResult:
-        """Alg. 2 on one device."""
+        """Trains one device (Alg. 2). Raises whatever its training raises."""
         population, tier = self.population, self.population.tier_of[device]
         module = self.copy_module(tier)
         load_weights(module, sent.models[tier])
@@ -75,7 +73,7 @@ class SequentialDevices:
         problem = LocalProblem(
             population.objectives[tier], population.config.training, lr, correction, mask, population.precision
         )
-        # A model's own randomness, like dropout, has an address too.
+        # Random choices of the model, such as dropout, have an address too.
         address = population.config.seed, "model", round_number, population.first + device
         with (
             torch_threads(threads_per_worker(population.config.runtime)),
@@ -86,64 +84,61 @@ class SequentialDevices:
         trained = module.state_dict()
         return LocalResult({n: trained[n].contiguous() for n in population.holdings[tier].shapes}, loss, steps)
 
-    def make_update(self, device: int, weights: Weights, loss: float, context: LocalContext, total_lr: float) -> Update:
-        """What a device sends back when it has trained, `total_lr` being its steps times the learning rate."""
+    def make_update(self, round_number: int, device: int, result: LocalResult, context: LocalContext) -> Update:
+        """Makes the update of a trained device, and stores its memory."""
         population, tier = self.population, self.population.tier_of[device]
         update = Update(
             device,
             tier,
-            weights,
+            result.weights,
             population.holdings[tier].trained,
             samples=len(population.data.shards[device]),
-            loss=loss,
-            rows=self.label_rows(device, weights),
+            loss=result.loss,
+            rows=self.label_rows(device, result.weights),
             omega=population.omega[device],
         )
-        return self.store_memory(update, context, total_lr)
+        return self.store_memory(update, context, result.steps * self.lr(round_number))
 
     def local_context(self, device: int, sent: Sent) -> LocalContext:
-        """What the local variant knows of the device in this round."""
         return self.population.local_context(device, sent, self.memory.get(device, {}))
 
     def store_memory(self, update: Update, context: LocalContext, total_lr: float) -> Update:
-        """Keep the device's new memory, unless the server will drop the update, and tell by how much it changed."""
-        if self.population.local.remember is None or not is_finite(update.weights):
+        """Stores the device's next memory, unless its weights are not finite. Returns the update with the change."""
+        local = self.population.local
+        if local.remember is None or not is_finite(update.weights):
             return update
-        memory, infer_change = (
-            self.population.local.remember(context, update.weights, total_lr),
-            self.population.local.infer_change,
-        )
-        if infer_change is not None:
-            change = infer_change(context.received, update.weights)
+        memory = local.remember(context, update.weights, total_lr)
+        if local.infer_change is not None:
+            change = local.infer_change(context.received, update.weights)
         else:
             change = {n: t - context.memory[n] if n in context.memory else t for n, t in memory.items()}
-        # Last: a device that fails before this remembers what it did.
+        # Last, so that a device that fails keeps its old memory.
         self.memory[update.device] = memory
         return replace(update, memory_change=change)
 
     def lr(self, round_number: int) -> float:
-        """η in that round."""
+        """Returns η in that round."""
         return learning_rate(self.population.config.training, round_number, self.population.config.rounds)
 
     def plan_batches(self, round_number: int, device: int) -> Visits:
-        """Which examples the device visits in that round, in which order."""
+        """Returns which examples the device trains on in that round, in order."""
         config, shard = self.population.config, self.population.data.shards[device]
         training, address = config.training, (config.seed, round_number, self.population.first + device)
         return plan_visits(shard, training.epochs, training.batch_size, training.last_batch == "drop", address)
 
     def batches(self, round_number: int, device: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The device's batches of all epochs."""
+        """Yields the device's batches of all epochs."""
         plan, augmentation = self.plan_batches(round_number, device), self.population.config.data.augmentation
         return (make_batch(self.population.data, plan, part, augmentation) for part in plan.batches())
 
     def logit_mask(self, device: int) -> partial[Sequence[Tensor]]:
-        """With `training.masked_loss`, the logits of classes that the device does not hold are 0 in its loss."""
+        """Returns what is applied to the logits: `training.masked_loss` sets those of classes that it lacks to 0."""
         if not self.population.config.training.masked_loss:
             return partial(lambda logits: logits)
         return partial(mask_logits, present=self.population.data.present(device))
 
     def label_rows(self, device: int, weights: Weights) -> dict[str, Tensor]:
-        """With `server.rows_by_class`, the output rows of the classes that the device holds."""
+        """Returns, if `server.rows_by_class` is set, the output rows that count: those of the device's classes."""
         if not self.population.config.server.rows_by_class:
             return {}
         return {
@@ -151,27 +146,26 @@ class SequentialDevices:
         }
 
     def copy_module(self, tier: str) -> nn.Module:
-        """A module for one device: whatever it changes in itself, the next device starts from a new one."""
+        """Returns a module for one device, so that changes within the module do not reach the next device."""
         try:
             return copy.deepcopy(self.built_module(tier))
         except Exception:
-            # Some modules cannot be copied, as those with torch's older weight_norm.
+            # Some modules cannot be copied, such as those with torch's older weight_norm.
             return self.build_module(tier)
 
     def built_module(self, tier: str) -> nn.Module:
-        """The module of that tier as it was built."""
         if tier not in self.modules:
             self.modules[tier] = self.build_module(tier)
         return self.modules[tier]
 
     def unsaved_buffers(self, tier: str) -> Weights:
-        """Buffers that a module does not save: every device starts from them as they were built."""
+        """Returns the buffers that a module does not save. Every device starts with their initial values."""
         module = self.built_module(tier)
         saved = module.state_dict()
         return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
 
     def build_module(self, tier: str) -> nn.Module:
-        """A module of that tier, always the same."""
+        """Builds the module of that tier, always with the same weights."""
         population, data = self.population, self.population.data
         with seeds.randomness(population.config.seed, "initial weights"):
             module = population.family.build(tier).to(data.x.device)

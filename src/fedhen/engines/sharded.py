@@ -1,4 +1,4 @@
-"""A round's devices shared out over ranks: each trains its own through whatever devices it has."""
+"""Divides a round's devices among ranks. Each rank trains its share with its own engine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fedhen.params import pack
 
 @dataclass
 class ShardedDevices:
-    """The devices of all ranks: every rank knows the whole plan, and trains its part of it."""
+    """The devices of all ranks. Every rank computes the same division and trains its share."""
 
     devices: Devices
     population: Population
     memory: StateStore
-    """What the devices that trained last on this rank remember."""
+    """Device -> its memory, for the devices that trained last on this rank."""
     ranks: Ranks
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
-        """Bring each device's memory to the rank that trains it, then train this rank's."""
+        """Moves each device's memory to the rank that trains it, then trains this rank's share."""
         owners = self.find_owners(active)
         shares = assign_to_ranks({device: self.population.cost(device) for device in active}, self.ranks.number, owners)
         for to, share in enumerate(shares):
@@ -34,14 +34,14 @@ class ShardedDevices:
         yield from self.devices.train(round_number, sent, shares[self.ranks.rank])
 
     def find_owners(self, active: Sequence[int]) -> dict[int, int]:
-        """Which rank has the memory of which active device."""
+        """Returns active device -> the rank that has its memory."""
         if self.population.local.remember is None:
             return {}
         kept = self.ranks.gather([device for device in active if device in self.memory])
         return {device: rank for rank, devices in enumerate(kept) for device in devices}
 
     def move_memory(self, device: int, source: int, to: int, sent: Sent) -> None:
-        """Move a device's memory, in the same order on all ranks, so that none waits for another in a circle."""
+        """Moves a device's memory. All ranks call this in the same order, which avoids deadlocks."""
         tier = self.population.tier_of[device]
         if self.ranks.rank == source:
             self.ranks.carry(source, to, self.memory.vector(device))
@@ -52,9 +52,10 @@ class ShardedDevices:
 
 
 def assign_to_ranks(costs: Mapping[int, int], number: int, owners: Mapping[int, int]) -> list[list[int]]:
-    """Each rank's devices, in rising order: the longest first to the least loaded rank.
+    """Returns each rank's devices, in rising order.
 
-    Of several the one that owns the device's memory, else the lowest.
+    The most expensive device goes first, each to the least loaded rank. Among equally loaded ranks, the owner of the
+    device's memory comes first, then the lowest rank.
     """
     loads, shares = [0] * number, [[] for _ in range(number)]  # type: tuple[list[int], list[list[int]]]
     for device in sorted(costs, key=lambda device: (-costs[device], device)):

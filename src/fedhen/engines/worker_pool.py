@@ -1,8 +1,8 @@
-"""Worker processes, forked from this one: they see its data, models and functions without a copy.
+"""Worker processes, forked from this one: they share its data, models and functions without a copy.
 
-Threads would share torch's random numbers and the interpreter's lock; processes started anew would have to import torch
-and could not be given a lambda. Jobs and answers are small and travel as JSON through a socket. Tensors travel in
-memory that parent and workers share. It has no name and no file, so nothing of it is left behind, however they end.
+Threads would share torch's random numbers and the interpreter's lock; new processes would have to import torch and
+could not receive a lambda. Jobs and answers are small and sent as JSON through a socket. Tensors are passed in memory
+that parent and workers share. It has neither name nor file, so nothing remains however the processes end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -35,26 +34,26 @@ from fedhen.errors import UserError
 Job = dict[str, Any]
 Answer = dict[str, Any]
 MAX_DEATHS = 2
-"""A job on which this many workers have died is given up."""
+"""A job is given up when this many workers have died on it."""
 PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
-"""Signals that the parent answers for its workers."""
+"""Signals that the parent handles for its workers."""
 
 
 def can_fork() -> bool:
-    """Whether this process can have workers; torch's autograd cannot be forked beside an accelerator."""
+    """Returns whether this process can have workers. With an accelerator, torch's autograd cannot be forked."""
     return sys.platform == "linux" and not torch.accelerator.is_available()
 
 
 def make_shared_vector(like: Tensor) -> Tensor:
-    """A vector of that length and type in memory that this process shares with its later forks."""
+    """Makes a vector of that length and type in memory that this process shares with its later forks."""
     memory = mmap.mmap(-1, max(like.numel() * like.element_size(), 1))
     return torch.frombuffer(memory, dtype=like.dtype, count=like.numel()) if like.numel() else like.new_empty(0)
 
 
 @dataclass
 class Worker:
-    """One process, and the job that it has."""
+    """A worker process and its current job."""
 
     pid: int
     link: Connection
@@ -62,10 +61,10 @@ class Worker:
 
 
 class WorkerPool:
-    """Up to `number` processes, each with one job at a time; a process is started when there is a job for it.
+    """Up to `number` processes, each with one job at a time. A process starts when there is a job for it.
 
-    `work(worker, job)` runs in a worker and returns its answer. Inside `with workers:` they are kept from job to job;
-    at its end, and when this object goes, they are killed.
+    `work(worker, job)` runs in a worker and returns its answer. Workers stay alive between jobs; they are killed when a
+    `with workers:` block ends, and when this object is deleted.
     """
 
     def __init__(self, number: int, work: Callable[[int, Job], Answer]) -> None:
@@ -76,7 +75,7 @@ class WorkerPool:
     def __enter__(self) -> WorkerPool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         _kill_all(self.alive, os.getpid())
 
     def run(
@@ -119,7 +118,7 @@ class WorkerPool:
                     assign()
                     yield index, job, answer
         finally:
-            # Whoever does not wait for the rest does not want it.
+            # The caller stopped early and does not need the remaining answers.
             for index in [index for index, worker in self.alive.items() if worker.job is not None]:
                 _kill(self.alive.pop(index))
 
@@ -127,7 +126,7 @@ class WorkerPool:
         if index not in self.alive:
             self.alive[index] = self._start(index)
         self.alive[index].job = job
-        # A worker that died while it had nothing to do is noticed when its answer is read.
+        # A worker that died while idle is noticed when its answer is read.
         with suppress(OSError):
             self.alive[index].link.send_bytes(json.dumps(job).encode())
 
@@ -135,13 +134,13 @@ class WorkerPool:
         ours, theirs = multiprocessing.Pipe()
         parent = os.getpid()
         for stream in (sys.stdout, sys.stderr):
-            # What is still in a buffer would be printed by both.
+            # Buffered output would otherwise be printed by both processes.
             with suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             with warnings.catch_warnings():
-                # Python warns of threads that hold a lock while another one forks; ours are waited for, or hold none.
+                # Python warns that other threads may hold a lock during a fork. Ours have ended or hold none.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if not pid:
@@ -154,10 +153,10 @@ class WorkerPool:
         return Worker(pid, ours)
 
     def _serve(self, index: int, link: Connection, parent: int) -> None:
-        """Be a worker, and never return."""
+        """Runs the worker. Never returns."""
         try:
             _become_worker(link.fileno(), parent)
-            # In a thread of its own: torch's threads of the parent are not here, and only a new thread gets new ones.
+            # In a new thread: a fork has no torch threads of its parent, and only a new thread starts others.
             thread = threading.Thread(target=self._answer, args=(index, link))
             thread.start()
             thread.join()
@@ -175,7 +174,7 @@ class WorkerPool:
 
 
 def _become_worker(link: int, parent: int) -> None:
-    """A worker ends with its parent, leaves signals to it, and keeps none of its files, locks and connections open."""
+    """Ends with the parent, leaves signals to it, and closes its files, locks and connections."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -187,29 +186,29 @@ def _become_worker(link: int, parent: int) -> None:
     for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if descriptor > 2 and descriptor not in (link, null):
             with suppress(OSError):
-                # Their numbers stay taken, so that nobody who still knows one reads or closes another file by it.
+                # Their numbers stay in use, so that code that still holds one cannot reach another file by it.
                 os.dup2(null, descriptor, inheritable=False)
-    # What the parent has made is not collected here: it would be copied page by page, and closed a second time.
+    # Collecting the parent's objects would copy their pages and close their files a second time.
     gc.freeze()
     with suppress(OSError):
-        # When memory runs out the system ends a worker, which can be replaced, rather than the run.
+        # When memory runs out, the system should end a worker, which can be replaced, rather than the run.
         Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
 
 
 def _kill_all(alive: dict[int, Worker], owner: int) -> None:
-    """Kill all workers, unless this is a fork of the process that has them."""
+    """Kills all workers, unless this process is a fork of the one that started them."""
     if os.getpid() == owner:
         for index in list(alive):
             _kill(alive.pop(index))
 
 
 def _kill(worker: Worker) -> str:
-    """Kill a worker, if it has not died already, and say how it ended."""
+    """Kills a worker if it is alive. Returns how it ended."""
     worker.link.close()
     with suppress(ProcessLookupError):
         os.kill(worker.pid, signal.SIGKILL)
     try:
         code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
     except ChildProcessError:
-        return "and somebody else waited for it"
+        return "with an unknown exit code"
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"

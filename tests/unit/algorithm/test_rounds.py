@@ -340,7 +340,7 @@ def test_augmentation_reaches_the_training() -> None:
 
 
 def test_the_learning_rate_can_rise_first() -> None:
-    """Over 4 rounds by a quarter each; then, and beside it, the schedule goes its way."""
+    """By a quarter of η in each of 4 rounds; the schedule applies as well, during and after them."""
     rising = TrainingConfig(lr=0.1, lr_warmup=4)
     assert [learning_rate(rising, t, 9) for t in (1, 2, 3, 4, 5, 9)] == pytest.approx(
         [0.025, 0.05, 0.075, 0.1, 0.1, 0.1]

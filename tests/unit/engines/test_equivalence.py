@@ -1,4 +1,4 @@
-"""Two forms of a module are told to be the same, or not, by what they compute at draws of their weights."""
+"""Two forms of a module are compared by what they compute at random weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Kink(torch.nn.Module):
 
 
 def test_a_kink_that_rounding_moves_is_not_taken_for_another_function() -> None:
-    """Two forms whose kinks lie 2e-7 apart are told apart by their slopes only between those; 1 apart, everywhere."""
+    """Two forms whose kinks are 2e-7 apart differ in slope only between these; forms with kinks 1 apart, everywhere."""
     probe, x = _Kink(0.0), torch.ones(3)
     assert forms_agree(probe, probe, x)
     at = probe.seen[0]
@@ -107,7 +107,7 @@ def test_a_gradient_that_cancels_out_is_seen_beside_the_largest(slope: float, sa
     ],
 )
 def test_logits_that_differ_are_told_at_every_draw(other: Callable[[Tensor], list[Tensor]]) -> None:
-    """No kink explains them; here the gradients of the last form are right, and large beside its logits."""
+    """No kink explains them; here the gradients of the last form are right, and large compared with its logits."""
 
     class Module(torch.nn.Module):
         def __init__(self, weight: torch.nn.Parameter, form: Callable[[Tensor], list[Tensor]]) -> None:

@@ -1,4 +1,4 @@
-"""Workers: the bytes that they give are those of one process, whoever trains, fails or is killed, and none is left."""
+"""Workers give the bytes of one process, whichever of them train, fail or are killed, and no process remains."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_precision_exits_ensemble_and_label_rows() -> None:
 
 
 class Dropping(TwoExits):
-    """Dropout, noise from numpy and from Python, a generator of its own, and a counter that changes what it does."""
+    """Dropout, noise from numpy and from Python, a separate generator, and a counter that changes its output."""
 
     def __init__(self, deep: bool) -> None:
         super().__init__(6, 3, deep)
@@ -188,7 +188,7 @@ def test_modules_that_draw_count_and_store(build: Callable[[bool], nn.Module], m
 
 
 def test_dropout_is_drawn_anew_for_every_device_and_round() -> None:
-    """The same examples on every device: without a draw of its own each would end at the same weights."""
+    """The same examples on every device: without separate random numbers all would end with the same weights."""
     data = vectors()
     data = Data(data.x, data.y, data.x_test, data.y_test, 3, shards=tuple(np.arange(96) for _ in range(8)))
     family = both(lambda deep: Dropping(deep))
@@ -221,7 +221,7 @@ def test_a_device_that_raises_fails_alone() -> None:
 
 
 class Fatal(TwoExits):
-    """Kills the worker that trains it on inputs above 100, as often as the file beside it has lines left."""
+    """Kills the worker that trains it on inputs above 100, as often as its file has lines left."""
 
     left: Path
     parent = os.getpid()
@@ -311,7 +311,7 @@ def test_only_as_many_workers_as_there_is_work_and_none_after_the_rounds() -> No
 
 
 def test_the_threads_of_the_program_are_its_own() -> None:
-    """Inside a round torch has the configured threads; whoever is given a step has those that he had."""
+    """Inside a round torch has the configured threads; the caller that gets a step has its own number again."""
     seen = []
 
     class Seeing(TwoExits):
@@ -359,7 +359,7 @@ def test_ranks_on_one_machine_share_its_cores_out(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_affinity_of_a_process_is_seen() -> None:
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from fedhen import cores; "
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from fedhen.hardware import threads; "
     code += "print(threads.usable_cores())"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "1\n"
 
@@ -447,7 +447,7 @@ def test_lambdas_on_standard_input_are_trained_in_parallel() -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_the_parent_ends_no_process_and_no_shared_memory_is_left(how: signal.Signals) -> None:
-    """Its two workers hold in the first round, each has said who it is; then the parent alone is told to end."""
+    """Its two workers wait in the first round, after each has reported its pid; then only the parent gets a signal."""
     process = started("HOLD = True\nfedhen.train(family, data, 'fedhen', **settings)\n", start_new_session=True)
     assert process.stdout is not None and process.stderr is not None
     workers = list[int]()

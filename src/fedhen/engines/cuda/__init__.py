@@ -1,1 +1,1 @@
-"""The engine for one GPU: captured steps on streams side by side, and the kernels they are made of."""
+"""The engine for one GPU: local steps as CUDA graphs on parallel streams, and their kernels."""

@@ -1,6 +1,6 @@
-"""Convolutions whose gradients or first layers torch computes slowly: 3×3 weight gradients, and few input channels.
+"""Triton kernels for what torch computes slowly in convolutions: 3×3 weight gradients, and few input channels.
 
-Everything else of a convolution stays with torch and cuDNN. (Triton, channels last, bf16 with sums in float32.)
+torch and cuDNN compute everything else. The kernels use channels last, and bf16 with sums in float32.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.nn import functional
 from fedhen.engines.cuda.norms import sum_rows
 
 PROGRAMS = 66
-"""About as many parts a weight gradient is split into: half a chip's, for several devices train at once."""
+"""A weight gradient is split into about this many programs: half of the GPU, since several devices train at once."""
 COLUMN = 32
-"""The first layer's products have this many factors, the last ones zeros."""
+"""The length of a row of the first layer's product, padded with zeros."""
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def _weight_gradient(
 
 
 def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
-    """The gradient of the weights of a 3×3 convolution with stride 1 and padding 1."""
+    """Computes the weight gradient of a 3×3 convolution with stride 1 and padding 1."""
     n, channels, height, width = x.shape
     kernels, pixels = dy.shape[1], n * height * width
     bk = min(kernels, 64)
@@ -68,7 +68,7 @@ def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
 
 
 class _Conv3x3(Function):
-    """A 3×3 convolution with stride 1 and padding 1, its weight gradient by our kernel."""
+    """A 3×3 convolution with stride 1 and padding 1, whose weight gradient uses our kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def conv3x3(x: Tensor, weight: Tensor) -> Tensor:
 
 @triton.jit
 def _columns(x, out, size, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, B: tl.constexpr, COLUMN: tl.constexpr):
-    """The 3×3 surroundings of some pixels, each a row of COLUMN numbers: row, column, channel, then zeros."""
+    """The 3×3 neighbourhoods of some pixels, each a row of COLUMN numbers: row, column, channel, then zeros."""
     p = tl.program_id(0) * B + tl.arange(0, B)
     j = tl.arange(0, COLUMN)
     r, s, c = j // (3 * C) - 1, j // C % 3 - 1, j % C
@@ -110,7 +110,7 @@ def _columns(x, out, size, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, B:
 
 
 class _Stem(Function):
-    """A 3×3 convolution of few channels as a product of the pixels' surroundings with the weights."""
+    """A 3×3 convolution of few channels, as a product of the pixels' neighbourhoods with the weights."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class _Stem(Function):
 
 
 def stem(x: Tensor, weight: Tensor) -> Tensor:
-    """A 3×3 convolution with stride 1 and padding 1 of inputs that need no gradient."""
+    """A 3×3 convolution with stride 1 and padding 1 for inputs that need no gradient."""
     low = x.is_cuda and x.dim() == 4 and weight.dtype == torch.bfloat16 and torch.is_autocast_enabled("cuda")
     if not low or x.requires_grad or 9 * x.shape[1] > COLUMN:
         return functional.conv2d(x, weight, padding=1)

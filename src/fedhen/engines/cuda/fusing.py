@@ -1,4 +1,4 @@
-"""Rewrites a module for the GPU: GroupNorm with the ReLU behind it, or mix pooling, becomes one kernel."""
+"""Rewrites a module for the GPU, with one kernel for GroupNorm and ReLU, mix pooling and some convolutions."""
 
 from __future__ import annotations
 
@@ -25,42 +25,41 @@ SUMS = (operator.add, torch.add)
 
 
 def fuse(module: nn.Module, sample: Tensor, tier: str) -> nn.Module:
-    """The same module, with the same weights, in fewer passes over memory.
+    """Returns the module, over the same weights, rewritten to make fewer passes over memory.
 
-    It is itself where it cannot be rewritten, or where the rewritten form computes something else on a sample.
+    Returns the module itself, with a warning, if it cannot be rewritten or the new form differs on the sample.
     """
     try:
         found = rewrite(module)
         if forms_agree(module, found, sample):
             return found
-        reason = "a form of it in fewer passes computes something else"
-    except Exception as error:  # Any module may refuse in its own way; it is then taken as it is.
+        reason = "its rewritten form computes something else"
+    except Exception as error:  # Tracing a user's module may raise anything.
         if is_out_of_memory(error):
             raise
         reason = one_line(f"{type(error).__name__}: {error}")[:MAX_ERROR_LENGTH]
-    _tell(f"tier {tier!r} runs as it is written, which is slower: {reason}")
+    _warn_once(f"tier {tier!r} runs as it is written, which is slower: {reason}")
     return module
 
 
 @cache
-def _tell(message: str) -> None:
-    """Once for all modules of a tier."""
+def _warn_once(message: str) -> None:
     warnings.warn(message, stacklevel=3)
 
 
 def rewrite(module: nn.Module) -> fx.GraphModule:
-    """The module with our kernels where it has their layers."""
+    """Replaces the layers that have a kernel here."""
     traced = fx.GraphModule(module, _Tracer().trace(module))
     for node in list(traced.graph.nodes):
-        layer = traced.get_submodule(str(node.target)) if _is_plain_call(traced, node) else None
+        layer = traced.get_submodule(str(node.target)) if _is_simple_call(traced, node) else None
         if isinstance(layer, MixPool):
             _replace(traced.graph, node, mix_pool, ("alpha",), layer.kernel)
-        elif type(layer) is nn.Conv2d and _is_plain(layer):
+        elif type(layer) is nn.Conv2d and _is_simple_3x3(layer):
             _replace(traced.graph, node, stem if layer.in_channels < 8 else conv3x3, ("weight",))
         elif _is_relu(traced, node) and (norm := _norm_before(traced, node)) is not None:
-            _rewrite(traced, norm, node)
+            _fuse_norm(traced, norm, node)
         elif node.op == "call_method" and node.target == "view":
-            # With the channels last, an image's numbers cannot always be viewed as a row.
+            # A tensor with its channels last cannot always be viewed as a row.
             node.target = "reshape"
     traced.graph.lint()
     traced.recompile()
@@ -68,31 +67,29 @@ def rewrite(module: nn.Module) -> fx.GraphModule:
 
 
 class _Tracer(fx.Tracer):
-    """Looks into every module but those that have a kernel of their own."""
+    """Traces into every module except those that have a kernel."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether the module stays one node of the graph."""
         return isinstance(m, MixPool) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _replace(
     graph: fx.Graph, node: fx.Node, function: Callable[..., object], weights: Iterable[str], *settings: int
 ) -> None:
-    """Call a function on the module's input and weights instead of the module."""
+    """Replaces a module's call by a function of its input and weights."""
     with graph.inserting_before(node):
         held = [graph.get_attr(f"{node.target}.{name}") for name in weights]
         node.replace_all_uses_with(graph.call_function(function, (node.args[0], *held, *settings)))
     graph.erase_node(node)
 
 
-def _is_plain(layer: nn.Conv2d) -> bool:
-    """A 3×3 convolution with stride 1 and padding 1."""
+def _is_simple_3x3(layer: nn.Conv2d) -> bool:
     shape = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups
     return shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and layer.bias is None and layer.padding_mode == "zeros"
 
 
-def _is_plain_call(module: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a layer is called on one input, and does nothing but its forward pass on its own parameters."""
+def _is_simple_call(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Returns whether a layer is called on one input, without hooks or parametrizations."""
     if node.op != "call_module" or node.kwargs or len(node.args) != 1:
         return False
     layer = module.get_submodule(str(node.target))
@@ -106,21 +103,21 @@ def _is_relu(module: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _norm_before(module: fx.GraphModule, relu: fx.Node) -> fx.Node | None:
-    """The GroupNorm whose only reader is this ReLU."""
+    """Returns the GroupNorm whose only reader is this ReLU, if there is one."""
     norm = relu.args[0] if relu.args else None
-    if not isinstance(norm, fx.Node) or not _is_plain_call(module, norm) or len(norm.users) > 1:
+    if not isinstance(norm, fx.Node) or not _is_simple_call(module, norm) or len(norm.users) > 1:
         return None
     layer = module.get_submodule(str(norm.target))
     return norm if type(layer) is nn.GroupNorm and layer.affine else None
 
 
-def _rewrite(module: fx.GraphModule, norm: fx.Node, relu: fx.Node) -> None:
+def _fuse_norm(module: fx.GraphModule, norm: fx.Node, relu: fx.Node) -> None:
     graph, before = module.graph, norm.args[0]
     layer = module.get_submodule(str(norm.target))
     assert isinstance(before, fx.Node) and isinstance(layer, nn.GroupNorm)
     adds = before.op == "call_function" and before.target in SUMS and not before.kwargs
     adds = adds and all(isinstance(term, fx.Node) for term in before.args)
-    # At the sum's own place: others may read it before the norm does.
+    # At the position of the sum, which others may read before the norm does.
     with graph.inserting_before(before if adds else norm):
         weight, bias = (graph.get_attr(f"{norm.target}.{name}") for name in ("weight", "bias"))
         if adds:

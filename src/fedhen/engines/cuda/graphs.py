@@ -1,8 +1,8 @@
-"""The GPU engine: every active device trains on a stream of its own, a step being one launch of a captured CUDA graph.
+"""The GPU engine: every active device trains on a separate stream, with one launch of a CUDA graph for each step.
 
-The device's weights lie in one flat vector, its gradient in another; correction, clip, decay and step are two updates.
-Products read a bf16 copy of the weights, which the update writes beside them. Batches, crops and order are the
-sequential engine's: all of a device's inputs for the round are made in one go and the steps walk through them.
+The device's weights are in one flat vector, and correction, clip, decay and step are two kernels over it. Products read
+a bf16 copy of the weights, which the update writes as well. Batches, crops and their order are those of the sequential
+engine: the inputs of all of a device's steps are prepared at once, and each step reads the next batch.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from fedhen.algorithm.updates import Reply, Update
 from fedhen.devices.state_store import StateStore
 from fedhen.engines.cuda.slots import Slot, live_slots
 from fedhen.engines.cuda.waves import Waves
-from fedhen.engines.sequential import SequentialDevices
+from fedhen.engines.sequential import LocalResult, SequentialDevices
 
 
 @dataclass
 class GraphDevices:
-    """The devices of a simulated fleet on one GPU, side by side."""
+    """The simulated devices on one GPU, trained in parallel."""
 
     sequential: SequentialDevices
 
     def __post_init__(self) -> None:
-        """What is left of an earlier run of this process is given back first."""
         self.waves = Waves(partial(Slot, self.sequential), free_workspaces)
+        # An earlier run of this process may have left memory reserved.
         free_unused()
 
     @property
     def memory(self) -> StateStore:
-        """What each device remembers, where the local variant has a memory."""
+        """Device -> its memory, if the local variant has one."""
         return self.sequential.memory
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
-        """Alg. 1, lines 5-15: all active devices at once; those of a wave that fails one by one."""
+        """Alg. 1, lines 5-15: all active devices at once. Devices of a wave that fails train one by one."""
         self.sequential.population.precision.choose()
-        # Deep tiers first, since their streams take longest.
+        # Deep tiers first, since they take longest.
         waiting: dict[str, list[int]] = {tier: [] for tier in reversed(list(self.sequential.population.holdings))}
         for device in active:
             waiting[self.sequential.population.tier_of[device]].append(device)
@@ -50,7 +50,7 @@ class GraphDevices:
             yield self.sequential.attempt(round_number, device, sent)
 
     def try_wave(self, number: int, sent: Sent, wave: Sequence[tuple[int, Slot]]) -> Iterator[Update]:
-        """Train these devices; whatever the streams of a wave that fails still do must not meet what comes next."""
+        """Trains these devices. If the wave fails, waits until its streams are idle."""
         try:
             yield from self.train_wave(number, sent, wave)
         except Exception:
@@ -58,7 +58,7 @@ class GraphDevices:
             raise
 
     def train_wave(self, number: int, sent: Sent, wave: Sequence[tuple[int, Slot]]) -> Iterator[Update]:
-        """Train these devices at the same time, each on its slot's stream."""
+        """Trains these devices at the same time, each on its slot's stream."""
         sequential, lr = self.sequential, self.sequential.lr(number)
         starts = {slot.tier: slot.layout.scatter(slot.layout.gather(sent.models[slot.tier])) for _, slot in wave}
         plans = [(slot, sequential.plan_batches(number, device)) for device, slot in wave]
@@ -73,7 +73,7 @@ class GraphDevices:
                 slot.load(starts[slot.tier], sent.models[slot.tier], device, contexts[device], lr)
         launches = [slot.launch_steps(plan) for slot, plan in plans]
         while launches:
-            # A step of each in turn, so that all streams have work from the start.
+            # One step of each device in turn, so that all streams have work from the start.
             launches = [launch for launch in launches if next(launch, None) is not None]
         trained = []
         for _, slot in wave:
@@ -82,19 +82,19 @@ class GraphDevices:
             now.wait_stream(slot.stream)
         losses = torch.stack([slot.loss for _, slot in wave]).tolist() if wave else []
         for (device, _), (_, plan), weights, loss in zip(wave, plans, trained, losses, strict=True):
-            steps = len(plan.ends)
-            yield sequential.make_update(device, weights, loss / steps, contexts[device], steps * lr)
+            result = LocalResult(weights, loss / len(plan.ends), len(plan.ends))
+            yield sequential.make_update(number, device, result, contexts[device])
 
 
 def free_unused() -> None:
-    """Give the memory of slots that are gone back to all."""
+    """Frees the memory of deleted slots."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
 
 def free_workspaces() -> None:
-    """That, and what the products of all streams work in, if no graph may still read it."""
+    """Frees the memory of deleted slots and, if no graph can still read them, the workspaces of all streams."""
     free_unused()
     if not live_slots:
         torch._C._cuda_clearCublasWorkspaces()

@@ -1,4 +1,4 @@
-"""Where the learned weights of a tier lie in one flat vector, and how a module reads them from there."""
+"""The positions of a tier's learned weights in one flat vector, which the module's parameters are views of."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ import torch
 from torch import Tensor, nn
 
 ALIGNMENT = 64
-"""Every weight begins at a multiple of this many numbers: products read them in wide steps."""
+"""Every weight starts at a multiple of this many elements, so that kernels can read many at once."""
 LOW_PRECISION_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-"""Layers whose weights autocast would turn to bf16 in every step."""
+"""Layers whose weights autocast would convert to bf16 in every step."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The learned weights of a module, one after the other; the leading ones have a copy in bf16."""
+    """The positions of a module's learned weights. The first `low_size` elements also have a copy in bf16."""
 
     offsets: Mapping[str, int]
-    """Weight -> where it begins."""
+    """Weight -> the position of its first element."""
     shapes: Mapping[str, torch.Size]
     size: int
     low_size: int
-    """How many numbers, from the first on, have the copy."""
     index: Tensor
-    """For every number of the weights in their own order: its place in the vector."""
+    """For every element of the concatenated weights, its position in the vector."""
 
     def view(self, vector: Tensor, name: str) -> Tensor:
-        """A weight in the vector; four dimensions lie there with the channels last, as convolutions read them."""
+        """Returns a weight as a view of the vector. Weights of four dimensions have their channels last there."""
         shape, begin = self.shapes[name], self.offsets[name]
         part = vector[begin : begin + shape.numel()]
         if len(shape) != 4:
@@ -37,21 +36,21 @@ class Layout:
         return part.view(n, height, width, channels).permute(0, 3, 1, 2)
 
     def gather(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """These weights in their own order, one after the other."""
+        """Concatenates these weights."""
         return torch.cat([weights[name].reshape(-1) for name in self.shapes])
 
     def scatter(self, values: Tensor) -> Tensor:
-        """A vector with these numbers, given in the weights' own order, in their places."""
+        """Returns a vector with the elements of concatenated weights at their positions."""
         return values.new_zeros(self.size).index_copy_(0, self.index, values)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """The weights out of a vector, as consecutive views of a new one."""
+        """Returns the weights of a vector, as consecutive views of a new one."""
         parts = torch.split(vector.index_select(0, self.index), [shape.numel() for shape in self.shapes.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
 
 def make_layout(module: nn.Module, learned: Iterable[str], lower: bool) -> Layout:
-    """A layout for the learned parameters of a module, in the order of its parameters."""
+    """Makes a layout for the learned parameters of a module. With `lower`, weights of products have a bf16 copy."""
     parameters = {name: p for name, p in module.named_parameters() if name in set(learned)}
     low = _find_low_precision(module) & parameters.keys() if lower else set()
     offsets, end, low_size = {}, 0, 0
@@ -68,11 +67,11 @@ def make_layout(module: nn.Module, learned: Iterable[str], lower: bool) -> Layou
 
 
 def _find_low_precision(module: nn.Module) -> set[str]:
-    """Parameters that plain layers of products own, and nobody else."""
+    """Returns the parameters that belong only to unmodified layers of products."""
     owners: dict[int, list[str]] = {}
     for path, layer in module.named_modules():
         for name, parameter in layer.named_parameters(recurse=False):
-            # Without hooks: a weight that is made of others in every pass is not what is read here.
+            # A hook may compute the weight from others in every pass.
             own = type(layer) in LOW_PRECISION_LAYERS and not layer._forward_pre_hooks and name in ("weight", "bias")
             kept = own and parameter.dtype == torch.float32
             owners.setdefault(id(parameter), []).append(f"{path}.{name}".lstrip(".") if kept else "")

@@ -1,4 +1,4 @@
-"""GroupNorm with the ReLU behind it, and the sum before it, in one pass each way (Triton)."""
+"""Triton kernels for GroupNorm with the ReLU after it and the sum before it: one pass forward, one backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 LARGEST_GROUP = 32768
-"""Numbers of one image and group that a program can hold at once; larger groups are left to torch."""
+"""The most elements of one image and group that a program can hold. torch computes larger groups."""
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _norm_relu_backward(
     dy, dtotal, x, weight, bias, mean, rstd, dx, shares, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
     GROUPS: tl.constexpr, WIDTH: tl.constexpr, ADDS: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of one image and group: dx whole, and its shares of the weight's and the bias's."""
+    """The gradients of one image and group: all of dx, and its shares of the weight's and the bias's."""
     program = tl.program_id(0)
     image, group = program // GROUPS, program % GROUPS
     p, c = tl.arange(0, P), tl.arange(0, C)
@@ -86,7 +86,7 @@ def _norm_relu_backward(
 
 @triton.jit
 def _sum_rows(rows, out, number, width, PARTS: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """The sum of the rows of a matrix, some columns of it."""
+    """The sum of the rows of a matrix, for some columns."""
     column = tl.program_id(0) * C + tl.arange(0, C)
     total = tl.zeros([C], tl.float32)
     for part in tl.static_range(PARTS):
@@ -97,7 +97,7 @@ def _sum_rows(rows, out, number, width, PARTS: tl.constexpr, R: tl.constexpr, C:
 
 
 def sum_rows(rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The sum of the rows of a float32 matrix."""
+    """Sums the rows of a float32 matrix."""
     number, width = rows.shape
     out = rows.new_empty(width, dtype=dtype)
     _sum_rows[(triton.cdiv(width, 32),)](rows, out, number, width, triton.cdiv(number, 64), 64, 32)
@@ -105,7 +105,7 @@ def sum_rows(rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 class _NormRelu(Function):
-    """(x + other, relu(norm(x + other))); without `other` the first is x itself."""
+    """Returns x + other and relu(norm(x + other)), or only relu(norm(x)) without `other`."""
 
     @staticmethod
     def forward(
@@ -151,7 +151,7 @@ class _NormRelu(Function):
 
 
 def fits(x: Tensor, weight: Tensor | None, groups: int) -> bool:
-    """Whether the kernels can take this input."""
+    """Returns whether the kernels support this input."""
     return (
         weight is not None
         and x.is_cuda
@@ -163,7 +163,7 @@ def fits(x: Tensor, weight: Tensor | None, groups: int) -> bool:
 
 
 def norm_relu(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
-    """relu(group_norm(x)) in one pass."""
+    """Computes relu(group_norm(x)) in one pass."""
     if not fits(x, weight, groups):
         return torch.relu(torch.nn.functional.group_norm(x, groups, weight, bias, eps))
     x = x.contiguous(memory_format=torch.channels_last)
@@ -172,7 +172,7 @@ def norm_relu(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) 
 
 
 def add_norm_relu(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    """a + b, and relu(group_norm(a + b)), in one pass."""
+    """Computes a + b and relu(group_norm(a + b)) in one pass."""
     if a.shape != b.shape or a.dtype != b.dtype or not fits(a, weight, groups):
         total = a + b
         return total, norm_relu(total, weight, bias, groups, eps)

@@ -1,4 +1,4 @@
-"""Room for one device on a GPU: its flat state, its stream, and its step as captured CUDA graphs."""
+"""A slot on a GPU, in which one device trains: its flat state, its stream, and its step as captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from fedhen.models.family import load_weights
 from fedhen.params import Weights
 
 MAX_INPUT_BYTES = 1 << 28
-"""Bytes of prepared inputs a slot holds; a device with more gets them in several parts."""
+"""A slot holds at most this many bytes of prepared inputs; a device with more gets them in several parts."""
 MAX_GRAPHS = 16
-"""Batch sizes whose steps a slot keeps captured: the usual one, and short last ones."""
+"""A slot keeps the graphs of this many batch sizes: the usual one, and short last ones."""
 
 
 class CapturedStep(NamedTuple):
-    """A step as a graph, and the table of addresses that it reads."""
+    """A step as a graph, and the table of gradient addresses that it reads."""
 
     graph: torch.cuda.CUDAGraph
     table: Tensor
@@ -39,23 +39,23 @@ class CapturedStep(NamedTuple):
 
 @cache
 def get_stream(gpu: int, tier: str, index: int, urgent: bool) -> torch.cuda.Stream:
-    """Of a tier's slot, in this run and the next: every stream keeps what its products work in, 32 MiB on an H200."""
+    """Returns the stream of a slot, cached for later runs: every stream keeps a workspace, 32 MiB on an H200."""
     return torch.cuda.Stream(gpu, priority=-1 if urgent else 0)
 
 
 class Slot:
-    """Room for one device of a tier to train in: a module, its flat state, a stream, a graph for each batch size."""
+    """What one device of a tier needs to train: a module, its flat state, a stream, a graph for each batch size."""
 
     def __init__(self, sequential: SequentialDevices, tier: str, index: int) -> None:
         live_slots.add(self)
         population = sequential.population
         self.sequential, self.population, self.tier = sequential, population, tier
-        # What takes longest goes first wherever there is a choice.
+        # The GPU runs the deepest tier first, since it takes longest.
         urgent = tier == list(population.holdings)[-1]
         self.stream = get_stream(torch.cuda.current_device(), tier, index, urgent)
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, CapturedStep] = {}
-        """By batch size, the one used last at the end."""
+        """Batch size -> its step, ordered by last use."""
         module, learned = sequential.build_module(tier).train(), population.holdings[tier].learned
         plan = sequential.plan_batches(1, population.tier_of.index(tier))
         sample = make_batch(population.data, plan, slice(0, 2), "none")
@@ -76,11 +76,11 @@ class Slot:
         self.loss = torch.zeros((), dtype=torch.float64, device=like.device)
         self.present = torch.ones(population.data.classes, dtype=torch.bool, device=like.device)
         self.x, self.y = self.allocate_inputs(sample)
-        # A step that cannot be captured is found here, before any device waits for it.
+        # Raises here if the step cannot be captured, before a device is assigned.
         self.prepare(plan)
 
     def bind_parameters(self, module: nn.Module) -> list[nn.Parameter]:
-        """Let the module's learned parameters lie in the flat vectors; the others do not learn."""
+        """Makes the module's learned parameters views of the flat vectors, and freezes the others."""
         leaves = []
         for name, parameter in module.named_parameters():
             if name in self.layout.offsets:
@@ -92,7 +92,7 @@ class Slot:
         return leaves
 
     def allocate_inputs(self, sample: Batch) -> tuple[Tensor, Tensor]:
-        """Room for prepared inputs, images with the channels last, and labels."""
+        """Allocates prepared inputs, images with their channels last, and labels."""
         population, training, (x, y) = self.population, self.population.config.training, sample
         largest = max(len(s) for s, t in zip(population.data.shards, population.tier_of, strict=True) if t == self.tier)
         bytes_each = x[0].numel() * x.element_size()
@@ -101,7 +101,7 @@ class Slot:
         return x.new_zeros((number, *shape)), y.new_zeros(number)
 
     def prepare(self, plan: Visits) -> None:
-        """Make sure that there is a graph for every batch size of a plan; those that are used least make room."""
+        """Captures the steps of a plan's batch sizes. Drops the graphs that were used longest ago."""
         sizes = {part.stop - part.start for part in plan.batches()}
         for size in sorted(sizes):
             if size not in self.graphs:
@@ -111,14 +111,14 @@ class Slot:
             del self.graphs[size]
 
     def capture(self, size: int) -> None:
-        """Capture a step on batches of that size; what it changes while it is tried is put back."""
+        """Captures a step on batches of that size. Restores what the warm-up steps change."""
         state = self.state
         kept = [
             t for t in (state.weights, state.low, state.momenta, *self.buffers, self.begin, self.loss) if t is not None
         ]
         copies = [t.clone() for t in kept]
         torch.cuda.synchronize()
-        # The usual size is worth a search for its fastest convolutions; a short batch is not.
+        # Only the usual size is worth a search for the fastest convolutions.
         search = size == self.population.config.training.batch_size
         graph, table = torch.cuda.CUDAGraph(), torch.zeros_like(state.blocks.begins, dtype=torch.int64)
         try:
@@ -127,7 +127,7 @@ class Slot:
                     self.begin.zero_()
                     self.step(size, table)
                 self.stream.synchronize()
-                # While a graph is captured nothing can be given back, so what the trial took goes first.
+                # Nothing can be freed during a capture, so the memory of the warm-up goes first.
                 torch.cuda.empty_cache()
                 table.copy_(self.record(graph, size, table))
         except Exception as error:
@@ -139,12 +139,12 @@ class Slot:
         self.graphs[size] = CapturedStep(graph, table)
 
     def record(self, graph: torch.cuda.CUDAGraph, size: int, table: Tensor) -> Tensor:
-        """Record a step instead of taking it; returns where its gradients will lie."""
+        """Captures a step without running it. Returns the addresses of its gradients."""
         graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
         try:
             addresses = self.step(size, table)
         except BaseException:
-            # The end of a broken capture raises too: the first error is the one to tell.
+            # Ending a broken capture raises too, but the first error is the one to report.
             with suppress(Exception):
                 graph.capture_end()
             raise
@@ -152,19 +152,19 @@ class Slot:
         return addresses
 
     def inputs(self, at: Tensor) -> Tensor:
-        """The prepared inputs at these places."""
+        """Returns the prepared inputs at these positions."""
         x = self.x.index_select(0, at)
         return x.permute(0, 3, 1, 2) if x.dim() == 4 else x
 
     def step(self, size: int, table: Tensor) -> Tensor:
-        """One step of Alg. 2 on the next batch; returns what `table` must hold: where its gradients lie."""
+        """Runs one step of Alg. 2 on the next batch. Returns its gradients' addresses, which `table` must hold."""
         at = self.begin + torch.arange(size, device=self.begin.device)
         with self.population.precision.autocast():
             loss = self.population.objectives[self.tier](
                 self.mask(self.module(self.inputs(at))), self.y.index_select(0, at)
             )
         found = torch.autograd.grad(loss, self.leaves)
-        # Held until the update has been launched, or captured: it reads them by their addresses.
+        # Kept alive until the update is launched or captured: it reads them by address.
         gradients = {n: self.match_layout(n, g) for n, g in zip(self.layout.shapes, found, strict=True)}
         addresses = torch.tensor(updates.find_addresses(self.layout, self.state.blocks, gradients))
         if not torch.cuda.is_current_stream_capturing():
@@ -175,22 +175,22 @@ class Slot:
         return addresses
 
     def match_layout(self, name: str, gradient: Tensor) -> Tensor:
-        """A gradient that lies in memory as its weight does."""
+        """Returns the gradient with the strides of its weight, copied if they differ."""
         like = self.layout.view(self.state.weights, name)
         same = all(a == b for a, b, n in zip(like.stride(), gradient.stride(), like.shape, strict=True) if n > 1)
-        # The update reads 16 bytes at once; a part of something larger may begin anywhere.
+        # The update reads 16 bytes at once, but a view may start at any address.
         if same and gradient.data_ptr() % 16 == 0:
             return gradient
         return torch.empty_strided(like.shape, like.stride(), dtype=gradient.dtype, device=like.device).copy_(gradient)
 
     def mask(self, logits: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What of the logits the objective sees: see `PlainDevices.view`."""
+        """As `SequentialDevices.logit_mask`, for the device in this slot."""
         if not self.population.config.training.masked_loss:
             return logits
         return mask_logits(logits, self.present)
 
     def load(self, start: Tensor, received: Weights, device: int, context: LocalContext, lr: float) -> None:
-        """Take a device in: its weights, its correction, its settings."""
+        """Loads a device: its weights, correction and settings."""
         training, state = self.population.config.training, self.state
         correction = self.population.local.correction(context)
         settings = (lr, training.clip, correction.pull, training.weight_decay + correction.decay, training.momentum)
@@ -208,7 +208,7 @@ class Slot:
         self.loss.zero_()
 
     def launch_steps(self, plan: Visits) -> Iterator[bool]:
-        """Launch the steps of a plan one by one, preparing the inputs of as many as there is room for."""
+        """Launches the steps of a plan, one at each `next`. Prepares the inputs of as many steps as fit."""
         last = 0
         for part in plan.batches():
             with torch.cuda.stream(self.stream):
@@ -219,14 +219,14 @@ class Slot:
             yield True
 
     def load_inputs(self, plan: Visits, part: slice) -> None:
-        """Prepare the inputs of these visits, as the sequential runtime would."""
+        """Prepares the inputs of these visits, as the sequential engine does."""
         x, y = make_batch(self.population.data, plan, part, self.population.config.data.augmentation)
         self.x[: len(y)].copy_(x.permute(0, 2, 3, 1) if x.dim() == 4 else x)
         self.y[: len(y)].copy_(y)
         self.begin.zero_()
 
     def weights(self, received: Weights) -> Weights:
-        """All that the device holds, trained."""
+        """Returns all weights that the device holds, after training."""
         learned = self.layout.unflatten(self.state.weights)
         stored = self.original.state_dict()
         buffers = {n: b.clone() for n, b in self.original.named_buffers() if n in stored}
@@ -234,10 +234,10 @@ class Slot:
 
 
 live_slots: WeakSet[Slot] = WeakSet()
-"""Every slot of this process that is not yet gone."""
+"""All slots of this process that still exist."""
 
 
 def _last_that_fits(plan: Visits, start: int, room: int) -> int:
-    """The end of the last batch that still fits, if the first begins there."""
+    """Returns the end of the last batch that fits, if the first one begins at `start`."""
     ends = plan.ends[plan.ends > start]
     return int(ends[ends <= start + room][-1])

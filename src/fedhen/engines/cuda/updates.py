@@ -1,4 +1,4 @@
-"""The whole update of a step, from the gradients to the weights, in two passes over memory (Triton)."""
+"""Triton kernels for the update of a step, from gradients to weights, in two passes over memory."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from torch import Tensor
 from fedhen.engines.cuda.layout import Layout
 
 BLOCK = 4096
-"""Numbers that one program updates: a divisor of the sizes of most weights, so that most blocks are whole."""
+"""Elements that one program updates. It divides the sizes of most weights, so that most blocks are whole."""
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 SETTINGS = ("lr", "clip", "pull", "decay", "momentum")
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The parts that weights are updated in, each a part of one weight, whole blocks of the leading ones first."""
+    """The parts in which weights are updated, each of one weight. The first `whole` parts need no mask."""
 
     parts: Sequence[tuple[str, int, int]]
-    """Weight, where the part begins in the flat vectors, and how many numbers it has."""
+    """Weight, position of the part in the flat vectors, and number of its elements."""
     whole: int
-    """How many, from the first on, have BLOCK numbers and gradients of one type."""
+    """The number of parts, from the first, that have BLOCK elements and gradients of one type."""
     begins: Tensor
     counts: Tensor
 
 
 @dataclass
 class State:
-    """What a device's steps read and write, as flat vectors in one order."""
+    """What a device's steps read and write: flat vectors in the order of the layout."""
 
     weights: Tensor
     low: Tensor
-    """The leading weights once more, in the precision of products."""
+    """The first weights again, in the precision of products."""
     settings: Tensor
-    """The numbers that SETTINGS names: on the GPU, so that a captured step follows them."""
+    """The values that SETTINGS names. They are on the GPU, so that a captured step reads the current ones."""
     offset: Tensor | None
-    """The correction's, where the local variant has one."""
+    """The correction's offset, if the local variant has one."""
     momenta: Tensor | None
     blocks: Blocks
     sums: Tensor
-    """Room for the blocks' sums of squares."""
+    """Buffer for the blocks' sums of squares."""
     factor: Tensor
-    """Room for what the clip leaves of the gradient."""
+    """Buffer for the factor by which the clip scales the gradient."""
 
 
 def make_state(layout: Layout, like: Tensor, has_offset: bool, has_momentum: bool) -> State:
-    """Zeros for the weights of a layout."""
+    """Makes a state of zeros for a layout."""
     zeros, found = partial(like.new_zeros, dtype=like.dtype), make_blocks(layout, like.device)
     return State(
         weights=zeros(layout.size),
@@ -66,7 +66,7 @@ def make_state(layout: Layout, like: Tensor, has_offset: bool, has_momentum: boo
 
 
 def make_blocks(layout: Layout, device: torch.device) -> Blocks:
-    """A layout cut into blocks."""
+    """Divides a layout into blocks."""
     parts = [
         (name, begin + first, min(BLOCK, layout.shapes[name].numel() - first))
         for name, begin in layout.offsets.items()
@@ -74,7 +74,7 @@ def make_blocks(layout: Layout, device: torch.device) -> Blocks:
     ]
 
     def is_whole(part: tuple[str, int, int]) -> bool:
-        # In full precision all gradients are of one type.
+        # In full precision all gradients have one type.
         return part[2] == BLOCK and (part[1] < layout.low_size or not layout.low_size)
 
     parts.sort(key=lambda part: not is_whole(part))
@@ -83,7 +83,7 @@ def make_blocks(layout: Layout, device: torch.device) -> Blocks:
 
 
 def find_addresses(layout: Layout, blocks: Blocks, gradients: Mapping[str, Tensor]) -> Sequence[int]:
-    """Where the gradient of each block lies in memory; the gradients must lie as the weights do in the layout."""
+    """Returns the address of each block's gradient. Gradients must have the strides of the weights in the layout."""
     return [
         gradients[name].data_ptr() + (begin - layout.offsets[name]) * gradients[name].element_size()
         for name, begin, _ in blocks.parts
@@ -92,9 +92,9 @@ def find_addresses(layout: Layout, blocks: Blocks, gradients: Mapping[str, Tenso
 
 @triton.jit
 def _load_gradient(w, offset, settings, address, begin, count, low_size, LEAD, CORRECTS, WHOLE: tl.constexpr, BLOCK):
-    """A block of the gradient, with the local variant's correction, and which of its numbers there are."""
+    """Loads a block of the gradient with the local variant's correction, and the mask of its elements."""
     at = tl.arange(0, BLOCK)
-    # Without a mask, and with one type, many numbers are read at once.
+    # Without a mask, and with one type, the compiler reads many elements at once.
     inside = at < BLOCK if WHOLE else at < count
     if WHOLE:
         grad = tl.load(tl.multiple_of(address.to(tl.pointer_type(LEAD)), 16) + at).to(w.dtype.element_ty)
@@ -123,13 +123,13 @@ def _squares(
 
 @triton.jit
 def _clip(sums, settings, factor, number, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """How much of the gradient the clip leaves, as torch.nn.utils.clip_grad_norm_ has it."""
+    """The factor of the clip, as in torch.nn.utils.clip_grad_norm_."""
     total = tl.zeros([BLOCK], sums.dtype.element_ty)
     for part in tl.static_range(PARTS):
         at = part * BLOCK + tl.arange(0, BLOCK)
         total += tl.load(sums + at, at < number, 0.0)
     left = tl.load(settings + 1) / (tl.sqrt(tl.sum(total)) + 1e-6)
-    # A norm that is not a number stays one, and makes weights that are none.
+    # A NaN norm must make NaN weights, so that the device is dropped.
     tl.store(factor, tl.where(left > 1.0, 1.0, left))
 
 
@@ -138,7 +138,7 @@ def _update(
     w, low, offset, momenta, settings, table, begins, counts, factor, low_size, first,
     LEAD: tl.constexpr, CORRECTS: tl.constexpr, MOVES: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Clip, decay, momentum and step of one block, and the lower-precision copy of the weights beside."""
+    """Clip, decay, momentum and step of one block, and the low-precision copy of its weights."""
     block = first + tl.program_id(0)
     count, address = tl.load(counts + block), tl.load(table + block)
     begin = tl.multiple_of(tl.load(begins + block), 64)
@@ -156,7 +156,7 @@ def _update(
 
 
 def update(state: State, table: Tensor) -> None:
-    """One step of Alg. 2: correction, clip, decay, momentum, step. `table` holds the gradient blocks' addresses."""
+    """Updates the weights (Alg. 2): correction, clip, decay, momentum, step. `table` holds the blocks' addresses."""
     blocks, low_size = state.blocks, len(state.low)
     offset = state.weights if state.offset is None else state.offset
     momenta = state.weights if state.momenta is None else state.momenta

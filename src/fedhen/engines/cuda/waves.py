@@ -1,4 +1,4 @@
-"""Which devices train at the same time: as many of each tier as there is memory for, in wave after wave."""
+"""Divides devices into waves that train at the same time, with as many slots of each tier as memory allows."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from fedhen.errors import UserError
 from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
 
 MAX_SLOTS = 16
-"""Devices of a tier that train at the same time; more wait for the first to end."""
+"""The most devices of a tier that train at the same time."""
 
 
 class CannotCapture(Exception):
-    """A tier's step cannot become a graph."""
+    """A tier's step cannot be captured as a CUDA graph."""
 
 
 class HasTier(Protocol):
-    """Room for one device to train in, as far as this module looks at it."""
+    """A slot, as far as this module uses it."""
 
     @property
-    def tier(self) -> str:
-        """Whose devices fit."""
+    def tier(self) -> str: ...
 
 
 S = TypeVar("S", bound=HasTier)
 Wave = Sequence[tuple[int, S]]
-"""Devices that train at the same time, each in a slot."""
+"""Devices that train at the same time, each with its slot."""
 
 
 @dataclass
 class Waves(Generic[S]):
-    """Deals devices to slots, which are made when they are first needed and stay for later rounds."""
+    """Assigns devices to slots, which are built when first needed and kept for later rounds."""
 
     make: Callable[[str, int], S]
-    """A new slot of a tier, the how-manyth it is; raises where there is no memory for it, or CannotCapture."""
+    """(tier, index) -> a new slot. Raises an out-of-memory error if it does not fit, or CannotCapture."""
     free_memory: Callable[[], None]
-    """Frees the memory of slots that are gone."""
+    """Frees the memory of deleted slots."""
     slots: dict[str, list[S]] = field(default_factory=dict)
     max_slots: int = MAX_SLOTS
-    """Slots of a tier that there is memory for, as far as is known."""
+    """The most slots of a tier that fit into memory, as far as has been found."""
     refused: set[str] = field(default_factory=set)
     """Tiers whose step cannot be captured."""
 
     def train(
         self, waiting: dict[str, list[int]], work: Callable[[Wave[S]], Iterator[Update]]
     ) -> Generator[Update, None, list[int]]:
-        """Train what waits, by tier, those that take longest first; returns the devices that must train apart.
+        """Trains the waiting devices of each tier; the order of the tiers is that of their waves.
 
-        These are the devices of refused tiers, and those that were not back when another of their wave failed.
+        Returns the devices that must train one by one: those of refused tiers, and those without an update when
+        another device of their wave failed.
         """
         apart: list[int] = []
         while any(waiting.values()):
@@ -62,7 +62,7 @@ class Waves(Generic[S]):
             yield from back
             trained = {update.device for update in back}
             left = [(device, slot.tier) for device, slot in wave if device not in trained]
-            # Their slots are not held any longer, so that they can be freed.
+            # Drops the references to the slots, so that their memory can be freed.
             del wave, back
             if short:
                 self.halve_slots()
@@ -73,7 +73,7 @@ class Waves(Generic[S]):
         return apart
 
     def next_wave(self, waiting: dict[str, list[int]]) -> list[tuple[int, S]]:
-        """As many of the waiting as there are slots for."""
+        """Takes as many waiting devices as there are slots."""
         ready = [tier for tier, devices in waiting.items() if devices]
         for tier in ready:
             self.make_slots(tier, len(waiting[tier]))
@@ -85,7 +85,7 @@ class Waves(Generic[S]):
         return wave
 
     def make_slots(self, tier: str, number: int) -> None:
-        """That many slots of a tier, or as many as there is memory for."""
+        """Makes slots of a tier, up to `number`, as memory allows."""
         slots = self.slots.setdefault(tier, [])
         while len(slots) < (wanted := min(number, self.max_slots)) and tier not in self.refused:
             short = False
@@ -99,14 +99,14 @@ class Waves(Generic[S]):
                     self.refused.add(tier)
                     slots.clear()
                     warnings.warn(f"tier {tier!r} is trained one device at a time: {reason}", stacklevel=2)
-            if short:  # Here the error is gone, and what was begun can be freed.
+            if short:  # Outside the handler, where the error no longer holds the partial slot.
                 self.halve_slots(wanted)
 
     def halve_slots(self, wanted: int = 0) -> None:
-        """Half as many slots for every tier as the largest has, or was to have; less than one each cannot be.
+        """Halves the limit of slots, from the most that a tier has or wanted. Raises a UserError below one.
 
-        All are given up and made again when they are needed: most of what a slot takes is what its stream's products
-        work in, and that can only be given back as a whole, when no graph of ours reads it any longer.
+        All slots are deleted, to be built again when needed. Most of a slot's memory is the workspace of its stream's
+        products, which can only be freed for all streams together, when no graph reads it.
         """
         fewer = max(wanted, *map(len, self.slots.values())) // 2
         if fewer < 1:
@@ -118,7 +118,7 @@ class Waves(Generic[S]):
 
 
 def _run_wave(work: Callable[[Wave[S]], Iterator[Update]], wave: Wave[S]) -> tuple[list[Update], bool]:
-    """What came back of a wave, and whether the rest is missing for lack of memory."""
+    """Returns the updates of a wave, and whether the others are missing because memory ran out."""
     back: list[Update] = []
     try:
         for update in work(wave):

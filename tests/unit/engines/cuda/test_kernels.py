@@ -1,4 +1,4 @@
-"""The GPU kernels against torch: on a GPU where there is one, else on the CPU through Triton's interpreter."""
+"""The GPU kernels against torch: on a GPU if there is one, else on the CPU in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_update_is_clipped_sgd(corrects: bool, momentum: float) -> None:
 
 
 def test_a_rewritten_network_computes_the_same() -> None:
-    """Every norm with its ReLU, the exit's pool and the plain convolutions are replaced, and no weight is renamed."""
+    """Norms with their ReLU, the exit's pool and simple 3×3 convolutions are replaced, and no weight is renamed."""
     from fedhen.engines.cuda.fusing import rewrite as rewrite
     from fedhen.engines.equivalence import forms_agree
     from fedhen.models.preact_resnet import Shape, preact_resnet
@@ -229,7 +229,7 @@ class _Heavy(torch.nn.Module):
 
 
 def test_a_trial_that_runs_out_of_memory_is_no_verdict() -> None:
-    """It is told to whoever can make room, and leaves the weights as they were."""
+    """The error is raised, so that memory can be freed, and the weights do not change."""
     from fedhen.engines.cuda.fusing import fuse
 
     module = _Heavy()
@@ -240,7 +240,7 @@ def test_a_trial_that_runs_out_of_memory_is_no_verdict() -> None:
 
 
 def test_a_module_that_tracing_misreads_stays_as_it_is() -> None:
-    """torch.fx takes a sum in place for a new one, which whoever kept the old one can tell: the trial finds it."""
+    """torch.fx treats an in-place sum as a new tensor, which changes what later readers get: the check finds it."""
     from fedhen.engines.cuda.fusing import fuse
 
     module = _Tricky(in_place=True).to(WHERE)

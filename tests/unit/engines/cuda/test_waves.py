@@ -1,4 +1,4 @@
-"""Who trains when, where memory is short: a budget stands for the GPU's, and everything else is as it is on one."""
+"""Which devices train together when memory is short, with a budget in place of the GPU's memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedhen.errors import UserError
 from fedhen.hardware.memory import OUT_OF_MEMORY
 
 KEEPS = 4
-"""What every place keeps, when its slot is gone, until all that is kept is given back."""
+"""The workspace that stays after a slot is deleted, until all workspaces are freed together."""
 
 
 class Memory:
-    """So much, of which a slot takes its size and its place's workspace, and a wave may take some more."""
+    """A memory of fixed size. A slot takes its size and a workspace, and a wave may take more."""
 
     def __init__(self, total: int, sizes: Mapping[str, int], extra: int = 0) -> None:
         self.total, self.sizes, self.extra = total, sizes, extra
@@ -39,11 +39,11 @@ class Memory:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     def free_memory(self) -> None:
-        assert not self.living, "a slot is held by somebody, so that nothing can be given back"
+        assert not self.living, "a slot is still referenced, so that nothing can be freed"
         self.kept.clear()
 
     def work(self, wave: Wave[Slot]) -> Iterator[Update]:
-        """Each device takes what its wave needs in passing; the first half is back before memory can run out."""
+        """Each device takes what its wave needs for a moment; the first half returns before memory can run out."""
         assert len({id(slot) for _, slot in wave}) == len(wave), "two devices in one slot"
         for k, (device, slot) in enumerate(wave):
             if 2 * k >= len(wave):
