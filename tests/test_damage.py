@@ -342,7 +342,7 @@ def test_pickles_in_an_archive_are_never_opened(tmp_path: Path, capsys: pytest.C
     evil = np.array([Evil(tmp_path / "owned")] * 4, dtype=object)
     for name in ("x_train", "y_test"):
         data = archive(tmp_path / "data.npz", **{name: npy(evil)})
-        assert "Python objects (pickles) are not read" in refused(capsys, "run", "digits", "--data", str(data))
+        assert "Python objects (pickles), which are not read" in refused(capsys, "run", "digits", "--data", str(data))
     raw = archive(tmp_path / "raw.npz", x_train=b"\x80\x04cbuiltins\nopen\n(S'owned'\nS'w'\ntR.")
     refused(capsys, "run", "digits", "--data", str(raw))
     assert not (tmp_path / "owned").exists() and not Path("owned").exists()
@@ -388,10 +388,10 @@ def test_any_change_of_an_archive_is_one_line_or_data(content: bytes, at: int, c
         path = archive(Path(place) / "data.npz")
         whole = path.read_bytes()
         path.write_bytes(whole[:at] + content + whole[at + cut :])
-        from fedhen.data import image_folder
+        from fedhen.data.sources import read_own_data
 
         try:
-            data = image_folder.read_own_data(path)
+            data = read_own_data(path)
         except UserError as error:
             assert "\n" not in str(error)
         else:

@@ -255,9 +255,9 @@ def test_digits_models() -> None:
 
 def test_the_embedded_digits() -> None:
     """1,797 images of 8×8 with values 0 to 16; the first is a 0 whose first row is 0 0 5 13 9 1 0 0."""
-    from fedhen.data.sources import digits
+    from fedhen.data.digits import load_digits
 
-    data = digits()
+    data = load_digits()
     assert len(data.y) == 1437 and len(data.y_test) == 360
     assert data.y[:10].tolist() == list(range(10))
     assert data.x[0, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
