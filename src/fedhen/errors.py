@@ -1,7 +1,4 @@
-"""The one error a user can cause: it is shown as one line, without a traceback, and the command exits with 2.
-
-And what ends a run that was told to stop.
-"""
+"""Errors that a user can fix, and the exceptions that stop a run."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something the user can mend; the message says what, in one line."""
+    """An error that the user can fix. Commands print its one-line message without a traceback and exit with 2."""
 
 
 class RunStopped(BaseException):
-    """A run that was told to stop has done so; no error, but nothing after it is to be done."""
+    """The run has stopped after a signal. It is not an error, but nothing else is to be done."""
 
     def __init__(self, signal: int, said: str = "stopped", abandoned: bool = False) -> None:
         super().__init__(said)
@@ -22,16 +19,16 @@ class RunStopped(BaseException):
 
 
 class StopNow(KeyboardInterrupt):
-    """A second Ctrl-C: nothing is waited for."""
+    """A second Ctrl-C: the process ends without waiting for anything."""
 
 
 def one_line(text: str) -> str:
-    """Text from anywhere as one line that cannot steer a terminal."""
+    """Returns text as one line without control characters, safe to print on a terminal."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """The error for a name that is not among the known ones, with the nearest one that is."""
+    """Returns the error for a name that is not known, with the nearest one that is."""
     names = list(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
