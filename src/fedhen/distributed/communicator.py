@@ -33,7 +33,7 @@ class Ranks:
     rank: int = 0
     number: int = 1
 
-    def combined(self, average: Average) -> Average:
+    def combine(self, average: Average) -> Average:
         """Returns one average of all that the ranks have added to theirs."""
         return average
 

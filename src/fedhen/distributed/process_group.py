@@ -45,7 +45,7 @@ class JoinedRanks(Ranks):
     store: Store
     """Where rank 0 notes the errors that it has printed."""
 
-    def combined(self, average: Average) -> Average:
+    def combine(self, average: Average) -> Average:
         """Reduces all sums and counts at once, after the ranks have exchanged which ones they have."""
         names = list(average.shapes)
         # 0: this rank has no such weight, 1: whole tensors only, 2: some elements more often than others.
