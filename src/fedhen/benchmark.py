@@ -239,7 +239,9 @@ def measure_side_objective(request: BenchmarkRequest, data: Data) -> dict[str, A
 
 def time_trainings(experiment: Experiment, devices: Sequence[int]) -> Iterator[float]:
     """Trains these devices again and again. Yields the seconds that each time took."""
-    sent = Sent(experiment.memories.starting_models(experiment.server, experiment.population.local), experiment.memories.mean)
+    sent = Sent(
+        experiment.memories.starting_models(experiment.server, experiment.population.local), experiment.memories.mean
+    )
     for number in range(1, 10**6):
         began = time.perf_counter()
         list(experiment.engine.devices.train(number, sent, devices))

@@ -1,4 +1,4 @@
-"""Sums of weights that are exact: whole multiples of a small step, so that neither order nor grouping can show."""
+"""Exact sums of weights as whole multiples of a small step, so that neither order nor grouping matters."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 from fedhen.params import pack
 
 STEPS = 2.0**36
-"""How many steps make one: a weight is rounded once, by at most 2^-37, about 7e-12."""
+"""Steps in 1.0: a weight is rounded once, by at most 2^-37, about 7e-12."""
 LIMIT = 2.0**62
-"""All devices together stay below it, so that no sum can overflow."""
+"""The sum over all devices stays below it, so that it cannot overflow."""
 
 
 class FixedPoint:
-    """The packed weights of one tier as int64, for sums over so many devices.
+    """Converts the packed weights of one tier to int64, for sums over a number of devices.
 
-    A weight saturates at ±2^26 / devices: 671,088 for 100 devices, 6,710 for 10,000. Whole numbers, like a layer's
-    counter of batches, are taken as they are.
+    A weight saturates at ±2^26 / devices: 671,088 for 100 devices, 6,710 for 10,000. Integers, like a layer's count of
+    batches, are not scaled.
     """
 
     def __init__(self, like: Mapping[str, Tensor], devices: int) -> None:
         self.devices = devices
         self.most = LIMIT / devices
-        self.told = False
+        self.warned = False
         self.steps: float | Tensor = STEPS
         if not all(tensor.is_floating_point() for tensor in like.values()):
             kinds = {
@@ -36,17 +36,17 @@ class FixedPoint:
             self.steps = pack(kinds)
 
     def of(self, vector: Tensor) -> Tensor:
-        """Packed weights as whole numbers of steps."""
+        """Returns packed weights as whole numbers of steps."""
         whole = vector.to(torch.float64, copy=True).mul_(self.steps).round_()
         low, high = whole.aminmax()
         if bool(torch.maximum(-low, high) > self.most):
             whole.clamp_(-self.most, self.most)
-            if not self.told:
-                self.told = True
+            if not self.warned:
+                self.warned = True
                 bound = f"{self.most / STEPS:,.0f}"
-                warnings.warn(f"weights beyond ±{bound} count as that in the average of all devices", stacklevel=2)
+                warnings.warn(f"weights beyond ±{bound} are clipped to it in the all-devices average", stacklevel=2)
         return whole.long()
 
     def mean(self, total: Tensor) -> Tensor:
-        """The mean over all devices of what adds up to `total`, in float64."""
+        """Returns the mean over all devices of weights whose sum is `total`, in float64."""
         return total.double() / self.devices / self.steps

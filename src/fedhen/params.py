@@ -1,7 +1,7 @@
 """Algebra of named weights: select, pack, average by holder, distance, finiteness, bytes.
 
-A nested model holds, of each of the supernet's tensors, all or the *leading corner*: the whole tensor where nesting is
-by depth, the leading channels where it is by width. So the shape of a held tensor says which elements are held.
+A nested model holds the *leading corner* of each of the supernet's tensors: the whole tensor if nesting is by depth,
+the leading channels if it is by width. The shape of a held tensor therefore says which elements are held.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TierModels = dict[str, Weights]
 """A model for each tier."""
 Shapes = dict[str, tuple[int, ...]]
 NO_ROWS: Mapping[str, Tensor] = {}
-"""Nothing is restricted to some of its rows."""
+"""No tensor is restricted to some of its rows."""
 SAFETENSORS_TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -36,18 +36,18 @@ SAFETENSORS_TYPES = {
 
 
 def take_corner(tensor: Tensor, shape: Iterable[int]) -> Tensor:
-    """The leading corner of that shape: a view, and the tensor itself where the shape is the whole."""
+    """Returns the leading corner of that shape as a view, or the tensor itself if it has that shape."""
     shape = tuple(shape)
     return tensor if tensor.shape == shape else tensor[tuple(slice(n) for n in shape)]
 
 
 def select(weights: Mapping[str, Tensor], shapes: Shapes) -> Weights:
-    """[w]_M of Assumption 1: the weights that a nested model holds."""
+    """Returns [w]_M of Assumption 1: the weights that a nested model holds."""
     return {name: take_corner(weights[name], shape) for name, shape in shapes.items()}
 
 
 def overlay(models: Sequence[Mapping[str, Tensor]]) -> Weights:
-    """One set of weights that holds all of these: each tensor as large as the largest, later models on top."""
+    """Merges models into one: each tensor is as large as the largest of its name, and later models overwrite."""
     laid: Weights = {}
     for model in models:
         for name, tensor in model.items():
@@ -63,12 +63,12 @@ def overlay(models: Sequence[Mapping[str, Tensor]]) -> Weights:
 
 
 def shapes_of(weights: Mapping[str, Tensor]) -> Shapes:
-    """The index of these weights: name -> shape."""
+    """Returns name -> shape."""
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """R(a, b) = ‖a − [b]_M‖²: over the weights that both hold."""
+    """Returns R(a, b) = ‖a − [b]_M‖², over the weights that both hold."""
     total = 0.0
     for name, tensor in a.items():
         if name in b:
@@ -79,18 +79,18 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def pack(weights: Mapping[str, Tensor]) -> Tensor:
-    """All weights, in the order of their names, as one vector: itself where they already lie one behind the other."""
+    """Concatenates all weights into one vector. Returns a view if they are already contiguous."""
     tensors = list(weights.values())
     if not tensors:
         return torch.zeros(0)
-    if _one_behind_the_other(tensors):
+    if _are_contiguous(tensors):
         return tensors[0].as_strided((count_elements(weights),), (1,))
     kind = packed_type(weights)
     return torch.cat([tensor.reshape(-1).to(kind) for tensor in tensors])
 
 
 def packed_type(weights: Mapping[str, Tensor]) -> torch.dtype:
-    """Of several types a packed vector has the one that holds them all, float64 where whole numbers are among them."""
+    """Returns the type of the packed vector: one that holds all types, float64 if floats and integers are mixed."""
     kind = reduce(torch.promote_types, {tensor.dtype for tensor in weights.values()}, torch.bool)
     if kind.is_floating_point and not all(tensor.is_floating_point() for tensor in weights.values()):
         kind = torch.float64
@@ -98,17 +98,17 @@ def packed_type(weights: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def unpack(vector: Tensor, like: Mapping[str, Tensor]) -> Weights:
-    """The weights of a vector, in the shapes and types of others: views of it where the type is the same."""
+    """Splits a vector into weights of the shapes and types of `like`. They are views where the type is the same."""
     parts = torch.split(vector, [tensor.numel() for tensor in like.values()])
-    return {name: _as(part.view(like[name].shape), like[name].dtype) for name, part in zip(like, parts, strict=True)}
+    return {name: _cast(part.view(like[name].shape), like[name].dtype) for name, part in zip(like, parts, strict=True)}
 
 
-def _as(tensor: Tensor, kind: torch.dtype) -> Tensor:
+def _cast(tensor: Tensor, kind: torch.dtype) -> Tensor:
     """In that type; whole numbers are rounded to."""
     return (tensor if kind.is_floating_point or not tensor.is_floating_point() else tensor.round()).to(kind)
 
 
-def _one_behind_the_other(tensors: Sequence[Tensor]) -> bool:
+def _are_contiguous(tensors: Sequence[Tensor]) -> bool:
     first, place = tensors[0], tensors[0].storage_offset()
     storage = first.untyped_storage().data_ptr()
     for tensor in tensors:
@@ -120,43 +120,39 @@ def _one_behind_the_other(tensors: Sequence[Tensor]) -> bool:
 
 
 def is_finite(weights: Mapping[str, Tensor]) -> bool:
-    """Whether every weight is a number: neither NaN nor infinite.
-
-    On one vector: each answer that a GPU is waited for costs more than the copy.
-    """
+    """Returns whether no weight is NaN or infinite."""
+    # On one vector: each time that a GPU is waited for costs more than the copy.
     vector = pack({name: tensor for name, tensor in weights.items() if tensor.is_floating_point()})
     return not len(vector) or bool(torch.isfinite(torch.stack(vector.aminmax())).all())
 
 
 def count_elements(weights: Mapping[str, Tensor]) -> int:
-    """How many numbers these are."""
     return sum(tensor.numel() for tensor in weights.values())
 
 
 def numel(shapes: Shapes) -> int:
-    """How many numbers weights of these shapes are."""
+    """Returns the number of elements of weights with these shapes."""
     return sum(math.prod(shape) for shape in shapes.values())
 
 
 def count_bytes(weights: Mapping[str, Tensor]) -> int:
-    """How many bytes these weights are on the wire."""
     return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
 
 
 class Average:
-    """An average by holder, as a fold: each element over the models that hold it.
+    """A running average by holder: each element is averaged over the models that hold it.
 
-    Sums are in float64, so that neither the order of the models nor their grouping over processes shows.
+    Sums are in float64, so that neither the order of the models nor their grouping over processes matters.
     """
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
         self.sums: Weights = {}
         self.counts: dict[str, float | Tensor] = {}
-        """A number where every element of a tensor has the same holders: it costs a GPU nothing."""
+        """A number while all elements of a tensor have the same holders, which costs a GPU nothing, else a tensor."""
 
     def add(self, weights: Mapping[str, Tensor], weight: float = 1.0, rows: Mapping[str, Tensor] = NO_ROWS) -> None:
-        """Fold one model in; of a tensor that `rows` names, only the rows that are true there."""
+        """Adds a model; of a tensor in `rows`, only the rows that are true there."""
         for name, tensor in weights.items():
             whole = self.shapes[name]
             if name not in self.sums:
@@ -164,7 +160,7 @@ class Average:
                 self.counts[name] = 0.0
             counts = self.counts[name]
             if isinstance(counts, float) and (tensor.shape != whole or name in rows):
-                # From here on every element counts for itself.
+                # From here on the elements are counted one by one.
                 counts = self.counts[name] = torch.full_like(self.sums[name], counts)
             sums = take_corner(self.sums[name], tensor.shape)
             if name in rows and isinstance(counts, Tensor):
@@ -178,13 +174,13 @@ class Average:
                 self.counts[name] = counts + weight
 
     def combine(self, other: Average) -> None:
-        """Fold in what another average has folded."""
+        """Adds what another average has added."""
         for name in other.sums:
             self.sums[name] = self.sums[name] + other.sums[name] if name in self.sums else other.sums[name]
             self.counts[name] = self.counts[name] + other.counts[name] if name in self.counts else other.counts[name]
 
     def finish(self, otherwise: Mapping[str, Tensor]) -> Weights:
-        """The average where somebody contributed and `otherwise` where nobody did, in its shapes and types."""
+        """Returns the average, or `otherwise` for elements without a holder, in its shapes and types."""
         return {name: self._mean(name, kept) for name, kept in otherwise.items()}
 
     def _mean(self, name: str, kept: Tensor) -> Tensor:
@@ -196,4 +192,4 @@ class Average:
             mean = torch.where(counts > 0, sums / counts, kept.double())
         else:
             mean = sums / counts if counts > 0 else kept.double()
-        return _as(mean, kept.dtype)
+        return _cast(mean, kept.dtype)

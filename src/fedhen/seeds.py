@@ -1,7 +1,7 @@
-"""Randomness has an address: a stream for every (seed, purpose, round, device), and nothing else seeds anything.
+"""Random streams by address: one for every (seed, purpose, round, device). Nothing else seeds anything.
 
-So a device's draws depend neither on the order in which devices train nor on what was drawn before, a resumed run
-goes on with the same numbers, and every method sees the same devices and batches.
+A device's draws therefore depend neither on the order in which devices train nor on earlier draws, a resumed run draws
+the same numbers as an uninterrupted one, and every method sees the same devices and batches.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Part = int | str
 
 
 def number(seed: int, *address: Part) -> int:
-    """A 63-bit number that is different for every address."""
+    """Returns a 63-bit number that is different for every address."""
     text = "/".join(f"{type(part).__name__}:{part}" for part in (seed, *address))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def stream(seed: int, *address: Part) -> np.random.Generator:
-    """The stream of random numbers at this address."""
+    """Returns the random generator of an address."""
     return np.random.Generator(np.random.PCG64(number(seed, *address)))
 
 
 @contextmanager
 def randomness(seed: int, *address: Part) -> Iterator[None]:
-    """Inside, the global draws of torch, numpy and Python (initial weights, dropout) come from this address.
+    """Seeds the global generators of torch, numpy and Python (initial weights, dropout) from an address.
 
-    Outside nothing changes.
+    On exit their states are restored.
     """
     here = number(seed, *address)
     of_python, of_numpy = random.getstate(), np.random.get_state()

@@ -100,9 +100,9 @@ def test_one_data_set_per_device() -> None:
 
 def test_a_run_from_python_is_not_repeated_without_its_family(tmp_path: Path) -> None:
     fedhen.train(transformers(), fedhen.arrays(*blobs(), *blobs(1)), out=tmp_path / "r", accelerator="cpu", **SETTINGS)
-    with pytest.raises(UserError, match="the model family of this run was given in Python"):
+    with pytest.raises(UserError, match="the model family of this run was passed from Python"):
         fedhen.load(tmp_path / "r", "simple")
-    with pytest.raises(UserError, match="the data of this run was given in Python"):
+    with pytest.raises(UserError, match="the data of this run was passed from Python"):
         fedhen.evaluate(tmp_path / "r", family=transformers())
     with pytest.raises(UserError, match="does not fit tier 'simple'"):
         fedhen.load(tmp_path / "r", "simple", family=two_exits())

@@ -66,8 +66,8 @@ def test_a_torn_last_line_is_dropped_and_said(run: Path, tmp_path: Path) -> None
         (lambda all: [*all[:2], changed(all[2], bytes={"down": {"simple": 1e300}})], "from line 3 on"),
         (lambda all: [*all[:2], changed(all[2], active=None)], "from line 3 on: active is no list"),
         (lambda all: [*all[:2], changed(all[2], accuracy={"server": {}})], "from line 3 on: no 'devices'"),
-        (lambda all: [*all[:2], all[2].replace("0.6", "NaN")], "from line 3 on: NaN is no number"),
-        (lambda all: [*all[:2], all[2].replace("0.6", "1e999")], "from line 3 on: 'inf' is no number"),
+        (lambda all: [*all[:2], all[2].replace("0.6", "NaN")], "from line 3 on: NaN is not a number"),
+        (lambda all: [*all[:2], all[2].replace("0.6", "1e999")], "from line 3 on: inf is not a number"),
         (lambda all: [*all[:2], all[2].replace("0.6", "60")], "from line 3 on: 60 is out of range"),
         (lambda all: [*all[:2], all[2].replace("0.6", "9" * 5000)], "from line 3 on"),
         (lambda all: [*all[:2], "\x00" * 100 + "\n"], "from line 3 on"),
@@ -342,7 +342,7 @@ def test_pickles_in_an_archive_are_never_opened(tmp_path: Path, capsys: pytest.C
     evil = np.array([Evil(tmp_path / "owned")] * 4, dtype=object)
     for name in ("x_train", "y_test"):
         data = archive(tmp_path / "data.npz", **{name: npy(evil)})
-        assert "Python objects (pickles) are not read" in refused(capsys, "run", "digits", "--data", str(data))
+        assert "Python objects (pickles), which are not read" in refused(capsys, "run", "digits", "--data", str(data))
     raw = archive(tmp_path / "raw.npz", x_train=b"\x80\x04cbuiltins\nopen\n(S'owned'\nS'w'\ntR.")
     refused(capsys, "run", "digits", "--data", str(raw))
     assert not (tmp_path / "owned").exists() and not Path("owned").exists()
@@ -388,10 +388,10 @@ def test_any_change_of_an_archive_is_one_line_or_data(content: bytes, at: int, c
         path = archive(Path(place) / "data.npz")
         whole = path.read_bytes()
         path.write_bytes(whole[:at] + content + whole[at + cut :])
-        from fedhen.data import image_folder
+        from fedhen.data.sources import read_own_data
 
         try:
-            data = image_folder.read_own_data(path)
+            data = read_own_data(path)
         except UserError as error:
             assert "\n" not in str(error)
         else:

@@ -75,7 +75,7 @@ def averages(folder: Path) -> None:
     for number, (weights, weight, rows) in enumerate(models):
         if number % ranks.number == ranks.rank:
             average.add(weights, weight, rows)
-    found = ranks.combined(average).finish({name: torch.full(shape, -1.0) for name, shape in shapes.items()})
+    found = ranks.combine(average).finish({name: torch.full(shape, -1.0) for name, shape in shapes.items()})
     if not ranks.rank:
         text = repr({name: tensor.tolist() for name, tensor in found.items()})
         (folder / "average.txt").write_text(text)

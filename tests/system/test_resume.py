@@ -95,9 +95,9 @@ def test_a_process_as_users_start_it(tmp_path: Path) -> None:
             time.sleep(0.01)
         resume = [sys.executable, "-m", "fedhen", "resume", str(tmp_path / "run")]
         second = subprocess.run(resume, capture_output=True, text=True, check=False)
-        assert second.returncode == 2 and "is being played by another process" in second.stderr, second.stderr
+        assert second.returncode == 2 and "is in use by another process" in second.stderr, second.stderr
         again = subprocess.run([*command, "--force"], capture_output=True, text=True, check=False)
-        assert again.returncode == 2 and "is being played by another process" in again.stderr, again.stderr
+        assert again.returncode == 2 and "is in use by another process" in again.stderr, again.stderr
         assert process.poll() is None and lines(tmp_path / "run") >= 5
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 143

@@ -54,7 +54,7 @@ def merge(
             if update.tier in pool:
                 weight = update.samples if rule.weighting == "samples" else 1.0
                 average.add(select_contribution(update, rule), weight, update.rows)
-        after = ranks.combined(average).finish(otherwise=before)
+        after = ranks.combine(average).finish(otherwise=before)
         merged.update({tier: select(after, shapes_of(server[tier])) for tier in pool})
     return {tier: merged[tier] for tier in server}
 
@@ -92,7 +92,7 @@ class Memories:
             for update in updates:
                 if update.tier in pool:
                     changes.add(update.memory_change, local.memory_weight(update.omega))
-            changes = ranks.combined(changes)
+            changes = ranks.combine(changes)
             after = {
                 name: (tensor + changes.sums[name] / trainers.counts[name]).to(tensor.dtype)
                 if name in changes.sums

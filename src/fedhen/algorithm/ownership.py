@@ -23,7 +23,7 @@ class Holding:
     shapes: Shapes
     """The weights that it receives and sends back."""
     trained: frozenset[str]
-    """The weights that count in the average if `server.untrained_weights` is "skip": all but exits that it does not read."""
+    """The weights that count if `server.untrained_weights` is "skip": all but exits that it does not read."""
     learned: frozenset[str]
     """The parameters that its loss reaches, which a local variant corrects and remembers."""
     exits: tuple[str, ...]

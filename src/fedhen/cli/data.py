@@ -143,7 +143,7 @@ def partition_command(options: argparse.Namespace) -> int:
 def progress(name: str, quiet: bool) -> Iterator[download.Show]:
     """Shows a download: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
     if quiet:
-        yield download.silent
+        yield download.show_nothing
     elif sys.stderr.isatty():
         with _bar(name) as show:
             yield show

@@ -1,1 +1,1 @@
-"""Every setting of an experiment, the named recipes, and TOML files with both."""
+"""The settings of an experiment, their validation, named recipes, and TOML files."""

@@ -1,4 +1,4 @@
-"""Named experiments: functions that return a whole configuration."""
+"""Recipes: named experiments, as functions that return a whole configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedhen.errors import unknown_name
 
 
 def digits() -> Config:
-    """FedHeN's effect in two minutes on two cores: 8×8 digits on 20 devices, half of them simple (embedded data)."""
+    """8×8 digits (embedded) on 20 devices, half of them simple: FedHeN's effect in two minutes on two cores."""
     return Config(
         recipe="digits",
         rounds=40,
@@ -38,7 +38,7 @@ def digits() -> Config:
 
 
 def digits_4() -> Config:
-    """The digits on four tiers, one after each stage, a quarter of the devices each."""
+    """The digits with four tiers, one after each stage, each with a quarter of the devices."""
     two = digits()
     tiers = ("tiny", "small", "medium", "large")
     return replace(
@@ -55,7 +55,7 @@ def digits_4() -> Config:
 
 
 def paper(data: str, kind: Literal["iid", "dirichlet"], targets: dict[str, tuple[float, ...]]) -> Config:
-    """What the paper's four experiments share: 100 devices, half of them simple, 10 active, 1000 rounds."""
+    """Returns what the paper's four experiments share: 100 devices, half of them simple, 10 active, 1000 rounds."""
     return Config(
         recipe=f"{data}-{'iid' if kind == 'iid' else 'noniid'}",
         data=DataConfig(name=data, augmentation="crop-flip"),
@@ -95,11 +95,11 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 
 def make_centralised(config: Config, tier: str, fraction: float = 1.0) -> Config:
-    """The upper reference for a recipe: one device of that tier holds all the data, or a share of it.
+    """Returns the centralised reference for a recipe: one device of that tier holds all the data, or a share of it.
 
-    A round is an epoch. The schedule is a standard one: SGD with momentum 0.9, batches of 128, weight decay 0.0005
-    and a learning rate of 0.1 that rises over the first 5 of 100 epochs (at once, some models learn nothing for long)
-    and falls to 0 along a cosine; clip and augmentation as in the recipe.
+    A round is an epoch. The schedule is a common one: SGD with momentum 0.9, batches of 128, weight decay 0.0005, and a
+    learning rate that rises to 0.1 over the first 5 of 100 epochs (without the rise some models do not learn for many
+    epochs) and falls to 0 along a cosine. Clip and augmentation are the recipe's.
     """
     if tier not in config.tiers:
         raise unknown_name("tier", tier, config.tiers)
@@ -124,21 +124,21 @@ def make_centralised(config: Config, tier: str, fraction: float = 1.0) -> Config
         tiers={tier: 1.0},
         training=training,
         evaluation=replace(config.evaluation, every=1),
-        # There is one device: its operations have all cores.
+        # A single device can use all cores.
         runtime=replace(config.runtime, threads=0),
         targets={},
     )
 
 
 def read_recipe_file(path: Path, prepare: Callable[[Config], Config] = lambda base: base) -> Config:
-    """The configuration in a file; what it leaves out is as in the recipe that it names, prepared, if it is ours."""
+    """Reads a configuration from a file. What it leaves out is as in the recipe that it names, after `prepare`."""
     named = toml.read_toml(path)
     base = RECIPES[named.recipe]() if named.recipe in RECIPES else Config()
     return toml.read_toml(path, prepare(replace(base, method=named.method, method_file=named.method_file)))
 
 
 def load_recipe(name: str) -> Config:
-    """The configuration of that name."""
+    """Returns the recipe of that name."""
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]()

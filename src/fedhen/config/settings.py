@@ -1,4 +1,4 @@
-"""One frozen configuration: every setting of an experiment, its default and its meaning in one place."""
+"""The configuration of an experiment: every setting with its default, its meaning and its bounds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedhen.errors import UserError, unknown_name
 
 ACCELERATORS = ("auto", "cpu", "cuda")
 OWN = "python"
-"""The name that a configuration gives to a model family or to data that was brought in Python."""
+"""The name of a model family or of data that was passed from Python."""
 
 
 def setting(
     default: Any, doc: str, *, least: float | None = None, above: float | None = None, most: float | None = None
 ) -> Any:
-    """A setting with its default, its meaning and its bounds."""
+    """Returns a dataclass field for a setting: its default, its meaning (`doc`) and its bounds."""
     metadata = {"doc": doc, "least": least, "above": above, "most": most}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
@@ -30,7 +30,7 @@ class DataConfig:
     name: str = setting(
         "digits", "data set: digits, cifar10, cifar100, or the path of a folder of images or an .npz file"
     )
-    limit: int = setting(0, "use this many training images, and as many test images at most; 0: all", least=0)
+    limit: int = setting(0, "use the first images only, this many for training and for testing; 0: all", least=0)
     fraction: float = setting(1.0, "train on this share of the training images, drawn at random", above=0, most=1)
     augmentation: Literal["none", "crop-flip", "half-crop-flip"] = setting(
         "none",
@@ -41,48 +41,51 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """How the data is dealt to the devices."""
+    """How the data is split over the devices."""
 
     kind: Literal["iid", "dirichlet", "dirichlet-by-class"] = setting(
-        "iid", "iid; dirichlet: equal quotas, a class prior per device; dirichlet-by-class: unequal sizes"
+        "iid",
+        "iid: at random; dirichlet: equal sizes, a class prior for each device; dirichlet-by-class: unequal sizes",
     )
-    alpha: float = setting(0.3, "concentration of the Dirichlet splits; small is unequal", above=0)
-    minimum: int = setting(10, "dirichlet-by-class: the least number of images a device may have", least=1)
+    alpha: float = setting(0.3, "concentration of the Dirichlet splits; smaller is more unequal", above=0)
+    minimum: int = setting(10, "dirichlet-by-class: the smallest number of images of a device", least=1)
 
 
 @dataclass(frozen=True)
 class DevicesConfig:
-    """The fleet, and who is active in a round."""
+    """The devices, and which of them are active in a round."""
 
-    number: int = setting(100, "devices, the first ones of the first tier and so on", least=1)
-    active: int = setting(10, "active devices in a round", least=1)
+    number: int = setting(100, "number of devices, in the order of the tiers", least=1)
+    active: int = setting(10, "number of active devices in a round", least=1)
     sampling: Literal["uniform", "bernoulli", "loss"] = setting(
         "uniform",
-        "uniform: exactly `active` of them; bernoulli: each with probability active / number; "
-        "loss: of some candidates those whose last reported loss was highest (power of choice)",
+        "uniform: exactly `active` devices; bernoulli: each with probability active / number; "
+        "loss: the candidates with the highest last reported loss (power of choice)",
     )
-    candidates: int = setting(0, "loss: how many candidates are drawn; 0: twice as many as are active", least=0)
+    candidates: int = setting(0, "loss: number of candidates that are drawn; 0: twice the active devices", least=0)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The model family; channels, input size and classes follow from the data."""
+    """The model family. Input channels, input size and classes follow from the data."""
 
-    family: str = setting("preact-resnet", "model family; 'python' where a run brought its own")
+    family: str = setting("preact-resnet", "model family; 'python' if it was passed from Python")
     widths: tuple[int, ...] = setting((64, 128, 256, 512), "channels of each stage")
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks of each stage")
     strides: tuple[int, ...] = setting((1, 2, 2, 2), "stride of each stage")
     nesting: Literal["depth", "width", "both"] = setting(
-        "depth", "depth: a tier ends after its stage; width: it has its share of every layer's channels; or both"
+        "depth", "depth: a tier ends after its stage; width: it has a share of every layer's channels; both: both"
     )
     exits: dict[str, int] = setting(
         {"simple": 2, "complex": 4}, "the stage after which each tier ends, shallowest first"
     )
     rates: dict[str, float] = setting(
-        {"simple": 0.25, "complex": 1.0}, "each tier's share of the channels on a width nest"
+        {"simple": 0.25, "complex": 1.0}, "each tier's share of the channels, with nesting by width"
     )
-    scaler: bool = setting(False, "on a width nest, divide by the rate before each norm in training (HeteroFL)")
-    groups: int = setting(2, "groups of GroupNorm; the greatest common divisor with a narrow layer's width", least=1)
+    scaler: bool = setting(False, "with nesting by width, divide by the rate before each norm in training (HeteroFL)")
+    groups: int = setting(
+        2, "groups of GroupNorm; for a narrow layer their greatest common divisor with its width", least=1
+    )
     exit_pool: int = setting(4, "an early exit pools to this height and width; 1 is global", least=1)
     exit_mix: float | Literal["uniform"] = setting(
         "uniform", "initial share of max pooling in an early exit; uniform: drawn from [0, 1)"
@@ -95,18 +98,22 @@ class TrainingConfig:
     """Alg. 2: what an active device does in a round."""
 
     epochs: int = setting(5, "E, passes over the device's data", least=1)
-    batch_size: int = setting(50, "images in a step, reshuffled each epoch", least=1)
+    batch_size: int = setting(50, "images in a step; the order is new in each epoch", least=1)
     last_batch: Literal["keep", "drop"] = setting(
-        "keep", "what becomes of a short last batch; it is kept where it is the device's only one"
+        "keep", "keep or drop a short last batch; a device's only batch is always kept"
     )
     lr: float = setting(0.1, "η, learning rate of the first round", above=0)
     lr_decay: float = setting(1.0, "factor on the learning rate from one round to the next", above=0)
     lr_schedule: Literal["constant", "cosine"] = setting(
-        "constant", "cosine: times (1 + cos(π·(t − 1) / T)) / 2 in round t of T"
+        "constant", "cosine: the learning rate times (1 + cos(π·(t − 1) / T)) / 2 in round t of T"
     )
-    lr_warmup: int = setting(0, "W, rounds over which it rises: times t / W in round t < W; 0: none", least=0)
-    momentum: float = setting(0.0, "momentum of SGD; a new optimiser for every device and round", least=0)
-    weight_decay: float = setting(0.001, "added to the clipped gradient, for weights that have one", least=0)
+    lr_warmup: int = setting(
+        0, "W, rounds over which the learning rate rises: times t / W in round t < W; 0: none", least=0
+    )
+    momentum: float = setting(0.0, "momentum of SGD; it starts at 0 for every device and round", least=0)
+    weight_decay: float = setting(
+        0.001, "weight decay, for weights that have a gradient; added after the clip", least=0
+    )
     masked_loss: bool = setting(
         False, "set the logits of classes that a device does not hold to 0 in its loss (HeteroFL)"
     )
@@ -118,11 +125,11 @@ class ServerConfig:
     """Alg. 1, lines 17-22: how the server averages."""
 
     weighting: Literal["plain", "samples"] = setting(
-        "plain", "plain: every active device counts the same; samples: by its images"
+        "plain", "plain: every active device has the same weight; samples: its number of images"
     )
     untrained_weights: Literal["average", "skip"] = setting(
         "average",
-        "a weight that a device holds and does not train (NoSide's exit on complex devices): averaged, or left out",
+        "weights that a device holds but does not train (NoSide's exit on complex devices): average them, or skip them",
     )
     rows_by_class: bool = setting(False, "average an output row over the devices that hold its class (HeteroFL)")
 
@@ -132,12 +139,12 @@ class ObjectiveConfig:
     """Options of an objective that is a sum over exits."""
 
     exit_weights: dict[str, float] = setting(
-        {}, "weight of nested exits in the loss, 1 where not named; 0 leaves one out; a model's own exit counts 1"
+        {}, "weight of each nested exit in the loss, by default 1; 0 leaves it out; a model's own exit has weight 1"
     )
     distillation: float = setting(
-        0.0, "weight of the exits learning from each other's softened outputs (DepthFL)", least=0
+        0.0, "weight of self-distillation: exits learn from each other's softened outputs (DepthFL)", least=0
     )
-    temperature: float = setting(1.0, "how much those outputs are softened", above=0)
+    temperature: float = setting(1.0, "temperature that softens these outputs", above=0)
 
 
 @dataclass(frozen=True)
@@ -155,40 +162,40 @@ class EvaluationConfig:
 
     every: int = setting(5, "rounds between evaluations; the last round is always evaluated", least=1)
     devices: bool = setting(
-        True, "also score the average of all devices' last models, which the paper reports; off: nothing is kept for it"
+        True,
+        "also score the average of all devices' last models, which the paper reports; false: their models are not kept",
     )
     ensemble: bool = setting(False, "also score the mean prediction of a model's exits, recorded as `ensemble`")
-    batch_size: int = setting(
-        0, "test images scored at a time; 0: 1000 on a GPU, 100 on a CPU, whose caches are small", least=0
-    )
+    batch_size: int = setting(0, "test images scored at a time; 0: 1000 on a GPU, 100 on a CPU", least=0)
 
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """How the machine is used. The number of workers changes no result; the rest may change last digits."""
+    """How the machine is used. The number of workers changes no result; the other settings may change last digits."""
 
     engine: Literal["fast", "plain"] = setting(
-        "fast", "fast: active devices train side by side; plain: one after the other, as the paper reads"
+        "fast", "fast: active devices train in parallel; plain: one after the other, as in the paper"
     )
     workers: int = setting(
         0,
-        "on a CPU, processes that train devices and score models; 0: as many as the cores that may be used allow",
+        "on a CPU, number of processes that train devices and score models; 0: as many as the usable cores allow",
         least=0,
         most=1024,
     )
     precision: Literal["auto", "fp32", "tf32", "bf16"] = setting(
         "auto",
-        "of products in training and scoring, over weights in full precision; auto: bf16 on a GPU, fp32 on a CPU",
+        "precision of products in training and scoring; weights are in full precision; auto: bf16 on a GPU, fp32 on a "
+        "CPU",
     )
     storage: Literal["auto", "accelerator", "host", "disk"] = setting(
         "auto",
-        "where devices' last models and memories are kept; auto: on the accelerator if those of all devices fit a "
-        "quarter of its free memory, else on the host if they fit half of its own, else on disk",
+        "where the devices' last models and memories are kept; auto: on the accelerator if those of all devices fit a "
+        "quarter of its free memory, else on the host if they fit half of its free memory, else on disk",
     )
-    storage_dir: str = setting("", "folder for those on disk; empty: the system's temporary folder")
+    storage_dir: str = setting("", "folder for storage on disk; empty: the system's temporary folder")
     threads: int = setting(
         1,
-        "torch threads of each worker; 0: as many as there are cores, so that there is one worker",
+        "torch threads of each worker; 0: one worker with a thread for each core",
         least=0,
         most=1024,
     )
@@ -196,21 +203,23 @@ class RuntimeConfig:
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """How the server of a real fleet waits for its devices; simulations do not read it."""
+    """How the server of a real fleet waits for its devices. Simulations ignore it."""
 
     deadline_seconds: float = setting(
-        600.0, "seconds after which a round ends without the devices that are late", above=0
+        600.0, "seconds after which a round ends without the devices that have not answered", above=0
     )
-    answers: int = setting(0, "answers that end a round; 0: all but those of the spare devices", least=0)
+    answers: int = setting(
+        0, "number of answers that end a round; 0: as many as devices are asked, without the spare ones", least=0
+    )
     spare_devices: int = setting(
-        0, "devices that are asked beyond `devices.active`, since some will not answer", least=0
+        0, "devices that are asked in addition to `devices.active`, because some may not answer", least=0
     )
-    wait_seconds: float = setting(300.0, "seconds to wait for the fleet's devices before the first round", above=0)
+    wait_seconds: float = setting(300.0, "seconds to wait for all devices of the fleet before the first round", above=0)
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When a run saves all that it needs to go on; no number of the run depends on it."""
+    """When a run saves the state from which it can be resumed. No result depends on it."""
 
     minutes: float = setting(5.0, "minutes between checkpoints; 0: not by time", least=0)
     rounds: int = setting(
@@ -219,26 +228,24 @@ class CheckpointConfig:
 
     @property
     def wanted(self) -> bool:
-        """Whether there are any: then also after the last round, and when the run is told to stop."""
+        """Whether checkpoints are saved: if so, also after the last round and when the run is stopped."""
         return bool(self.minutes or self.rounds)
 
 
 @dataclass(frozen=True)
 class Config:
-    """An experiment."""
+    """The configuration of an experiment."""
 
-    recipe: str = setting("custom", "name of the experiment; runs with the same name are compared in a report")
+    recipe: str = setting("custom", "name of the experiment; a report compares runs with the same name")
     method: str = setting("fedhen", "federated method")
-    method_file: str = setting(
-        "", "the Python file that defines the method, as file.py:NAME, where it is not one of ours"
-    )
+    method_file: str = setting("", "the Python file that defines the method, as file.py:NAME, if it is your own")
     seed: int = setting(0, "every random number follows from it", least=0)
     rounds: int = setting(1000, "T, communication rounds", least=1)
     data: DataConfig = field(default_factory=DataConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
     devices: DevicesConfig = field(default_factory=DevicesConfig)
     tiers: dict[str, float] = setting(
-        {"simple": 0.5, "complex": 0.5}, "tiers, shallowest first, and the share of the devices that has each"
+        {"simple": 0.5, "complex": 0.5}, "the tiers, shallowest first, and the share of the devices that each has"
     )
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -250,12 +257,12 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     fleet: FleetConfig = field(default_factory=FleetConfig)
     targets: dict[str, tuple[float, ...]] = setting(
-        {}, "target accuracies of each tier in percent, for the reports; a tier without one gets the paper's rule"
+        {}, "target accuracies of each tier in percent, for reports; by default they follow the paper's rule"
     )
 
     def __post_init__(self) -> None:
         for name in (self.recipe, self.method, *self.tiers):
-            # They become names of folders and files.
+            # They become parts of the names of folders and files.
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
                 raise UserError(f"{name!r} cannot be a name here: use letters, digits, '_', '-' and '.'")
         if any(weight < 0 for weight in self.objective.exit_weights.values()):
@@ -277,7 +284,7 @@ class Config:
             raise UserError(f"devices.number={self.devices.number} leaves a tier without a device: raise it")
 
     def tier_sizes(self) -> dict[str, int]:
-        """How many devices each tier has: the first ones are of the first tier."""
+        """Returns the number of devices of each tier."""
         ends, total = [0], 0.0
         for share in self.tiers.values():
             total += share

@@ -1,4 +1,4 @@
-"""A configuration as TOML text, and back."""
+"""Writes configurations as TOML and reads them back."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ from fedhen.errors import UserError
 from fedhen.fileio import untrusted
 
 
-class Whole(dict[str, Any]):
-    """A table that was given whole, and replaces the one before."""
-
-
 def to_toml(config: Config, comments: bool = False) -> str:
-    """Every setting, with its meaning as a comment if wanted."""
+    """Returns every setting as TOML, with its meaning as a comment if `comments` is true."""
     top, sections = [], []
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
@@ -39,7 +35,7 @@ def to_toml(config: Config, comments: bool = False) -> str:
 
 
 def read_toml(path: Path, base: Config | None = None) -> Config:
-    """The configuration in a file, over a base."""
+    """Reads a configuration from a file. What the file leaves out is as in `base`."""
     try:
         values = untrusted.read_toml(path)
     except OSError as error:
@@ -53,41 +49,31 @@ def read_toml(path: Path, base: Config | None = None) -> Config:
 
 
 def parse_toml(text: str) -> Config:
-    """The configuration that `to_toml` has written."""
+    """Reads a configuration from the text that `to_toml` returned."""
     return from_mapping(rename_settings(tomllib.loads(text)))
 
 
 def apply_settings(config: Config, assignments: Iterable[str]) -> Config:
-    """The configuration with `section.key=value` applied; values are TOML, and a bare word is a string."""
-    changes: dict[str, Any] = {}
+    """Applies `section.key=value` to a configuration; values are TOML, and a bare word is a string.
+
+    A table of free names, like `tiers`, is replaced whole by `tiers={...}`; `tiers.simple=0.2` changes one of its keys.
+    """
+    tree = dataclasses.asdict(config)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set {assignment!r}: write section.key=value, like --set training.lr=0.05")
         *path, last = key.strip().split(".")
-        table = changes
+        table = tree
         for name in path:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise UserError(f"--set {assignment!r}: {name} is not a section")
-        value = _parsed(text.strip())
-        table[last] = Whole(value) if isinstance(value, dict) else value
-    return from_mapping(_over_tables(config, changes), config)
+            if not isinstance(table.get(name), dict):
+                table[name] = {}
+            table = table[name]
+        table[last] = _parse_value(text.strip())
+    return from_mapping(tree, config)
 
 
-def _over_tables(section: Any, changes: dict[str, Any]) -> dict[str, Any]:
-    """In an open table, like `tiers`, a single key changes and the others stay."""
-    merged = dict(changes)
-    for name, value in changes.items():
-        old = getattr(section, name, None)
-        if isinstance(value, dict) and isinstance(old, dict) and not isinstance(value, Whole):
-            merged[name] = {**old, **value}
-        elif isinstance(value, dict) and dataclasses.is_dataclass(old):
-            merged[name] = _over_tables(old, value)
-    return merged
-
-
-def _parsed(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -103,12 +89,12 @@ def _key(name: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value as TOML."""
+    """Returns a value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(format_value, value))}]"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_key(k)} = {format_value(v)}' for k, v in value.items())}}}"
-    # JSON's strings are TOML's, but for DEL, which TOML wants escaped.
+    # A string in JSON is one in TOML, except for DEL, which TOML requires to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

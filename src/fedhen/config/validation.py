@@ -1,4 +1,4 @@
-"""Configurations from plain values, as TOML or Python gives them: every key and type is checked."""
+"""Makes configurations from plain values, as TOML or Python has them, and checks every key and value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import numbers
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from fedhen.config.settings import Config
@@ -26,13 +26,13 @@ RENAMED = {
     "fleet.extra": "fleet.spare_devices",
     "fleet.wait": "fleet.wait_seconds",
 }
-"""Old -> new names of settings: files may use either, everything else only the new ones."""
+"""Old -> new names of settings. Files may have either, `--set` and Python only the new ones."""
 
 
 def rename_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration that was read from a file with the new names of its settings.
+    """Replaces the old names in a configuration that was read from a file.
 
-    An old name stays where it is, and is refused later, if the file has the new one too.
+    An old name is kept, to be refused later, if the file has the new one too.
     """
     renamed = dict(tree)
     for old, new in RENAMED.items():
@@ -44,76 +44,62 @@ def rename_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def list_settings(section: type | None = None, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Every setting with its full key, in order."""
-    for item in dataclasses.fields(section or Config):
-        if dataclasses.is_dataclass(kind := type_hints(section or Config)[item.name]):
+def list_settings(section: type = Config, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Yields every setting with its full key, in order."""
+    for item in dataclasses.fields(section):
+        if dataclasses.is_dataclass(kind := type_hints(section)[item.name]):
             yield from list_settings(typing.cast(type, kind), f"{prefix}{item.name}.")
         else:
             yield prefix + item.name, item
 
 
 def flatten_config(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting of a configuration by its full key, a table of free names as one value.
+    """Returns every setting of a configuration by its full key; a table of free names is one value.
 
-    What the configuration does not say is at its default: a setting that came after it was written changes nothing.
-    What no setting explains is kept under its own key.
+    Settings that the configuration lacks have their defaults, so that a setting added later changes nothing. Unknown
+    keys are kept.
     """
-    tree = rename_settings(tree)
-    usual = json.loads(json.dumps(dataclasses.asdict(Config())))
-    found = {key: _at(tree, key, _at(usual, key)) for key, _ in list_settings()}
-    return found | {
-        key: value for key, value in flatten(tree).items() if not any(_within(key, known) for known in found)
-    }
+    known = {key for key, _ in list_settings()}
+    defaults = json.loads(json.dumps(dataclasses.asdict(Config())))
+    return flatten(defaults, known) | flatten(rename_settings(tree), known)
 
 
-def _at(tree: Any, key: str, otherwise: Any = None) -> Any:
-    for name in key.split("."):
-        if not isinstance(tree, Mapping) or name not in tree:
-            return otherwise
-        tree = tree[name]
-    return tree
-
-
-def _within(key: str, other: str) -> bool:
-    return key == other or key.startswith(f"{other}.")
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys; empty ones leave nothing."""
+def flatten(tree: Mapping[str, Any], kept: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
+    """Returns nested tables as one with dotted keys; tables whose keys are in `kept` stay values."""
     leaves: dict[str, Any] = {}
     for name, value in tree.items():
-        leaves |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+        key = prefix + name
+        leaves |= flatten(value, kept, f"{key}.") if isinstance(value, Mapping) and key not in kept else {key: value}
     return leaves
 
 
 def type_hints(section: type) -> dict[str, Any]:
-    """The types of a section's settings."""
+    """Returns the types of a section's settings."""
     return typing.get_type_hints(section)
 
 
 def from_mapping(values: Mapping[str, Any], base: Config | None = None) -> Config:
-    """A configuration from nested values as TOML gives them, over a base; a UserError names the key that is wrong."""
+    """Makes a configuration from nested values over a base. Raises a UserError that names the key that is wrong."""
     return typing.cast(Config, _section(Config, values, base or Config(), ""))
 
 
 def _section(section: type, values: Any, base: Any, prefix: str) -> Any:
     if not isinstance(values, Mapping):
         raise UserError(f"{prefix.rstrip('.')} must be a table, found {_toml_type(values)}")
-    kinds, changes = type_hints(section), {}
+    fields, kinds, changes = {f.name: f for f in dataclasses.fields(section)}, type_hints(section), {}
     for name, value in values.items():
-        if name not in kinds:
-            raise _unknown_setting(prefix + str(name), [prefix + n for n in kinds])
+        key = f"{prefix}{name}"
+        if name not in fields:
+            raise _unknown_setting(key, [prefix + n for n in fields])
         if dataclasses.is_dataclass(kinds[name]):
-            changes[name] = _section(typing.cast(type, kinds[name]), value, getattr(base, name), f"{prefix}{name}.")
+            changes[name] = _section(typing.cast(type, kinds[name]), value, getattr(base, name), f"{key}.")
         else:
-            changes[name] = _value(kinds[name], value, prefix + name)
-            _check_bound(section, name, changes[name], prefix + name)
+            changes[name] = _value(kinds[name], value, key)
+            _check_bounds(fields[name].metadata, changes[name], key)
     return dataclasses.replace(base, **changes)
 
 
 def _unknown_setting(key: str, here: list[str]) -> UserError:
-    """With the setting of that name in another section, if there is one."""
     if key in RENAMED:
         return UserError(f"{key} is now {RENAMED[key]}")
     elsewhere = [full for full, _ in list_settings() if full.rpartition(".")[2] == key.rpartition(".")[2]]
@@ -122,8 +108,7 @@ def _unknown_setting(key: str, here: list[str]) -> UserError:
     return unknown_name("setting", key, here)
 
 
-def _check_bound(section: type, name: str, value: Any, key: str) -> None:
-    bounds = next(f for f in dataclasses.fields(section) if f.name == name).metadata
+def _check_bounds(bounds: Mapping[str, Any], value: Any, key: str) -> None:
     if bounds["least"] is not None and not value >= bounds["least"]:
         raise UserError(f"{key} = {value} is too small: it must be at least {bounds['least']}")
     if bounds["above"] is not None and not value > bounds["above"]:
@@ -133,7 +118,7 @@ def _check_bound(section: type, name: str, value: Any, key: str) -> None:
 
 
 def _value(kind: Any, value: Any, key: str) -> Any:
-    """The value as that type, or a UserError."""
+    """Returns the value as that type, or raises a UserError."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         if value not in args:
@@ -153,12 +138,15 @@ def _value(kind: Any, value: Any, key: str) -> Any:
 
 
 def _scalar(kind: type, value: Any, key: str) -> Any:
-    if not isinstance(value, bool):
-        # numpy's numbers are numbers too.
-        if kind is int and isinstance(value, numbers.Integral):
+    # numpy's numbers are numbers too; a bool is a number to Python alone.
+    if kind in (int, float) and not isinstance(value, bool):
+        if isinstance(value, numbers.Integral):
             value = int(value)
-        elif kind is float and isinstance(value, numbers.Real):
-            value = _as_float(value)
+        if kind is float and isinstance(value, numbers.Real):
+            try:
+                value = float(value)
+            except OverflowError:
+                value = float("inf")
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UserError(f"{key} must be {_NAMES[kind]}, found {_toml_type(value)} {value!r}")
     if isinstance(value, float) and not abs(value) < float("inf"):
@@ -166,13 +154,6 @@ def _scalar(kind: type, value: Any, key: str) -> Any:
     if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
         raise UserError(f"{key} is a number of {len(str(abs(value)))} digits: it must be at most {LARGEST}")
     return value
-
-
-def _as_float(value: numbers.Real) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf")
 
 
 def _either(kinds: tuple[Any, ...], value: Any, key: str) -> Any:

@@ -1,1 +1,1 @@
-"""Data sets as tensors in memory, their split over devices, and batches made where the data lies."""
+"""Data sets as tensors in memory, their split over devices, batches and augmentation."""

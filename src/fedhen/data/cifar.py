@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from the official binary files, every byte of them checked."""
+"""Reads CIFAR-10 and CIFAR-100 from the official binary files, after verifying every byte."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ IMAGE = (3, 32, 32)
 
 
 def read(files: Files, root: Path) -> Data:
-    """The data set from its folder below `root`; a UserError says which file is wrong and how to get it."""
-    x, y = _examples(files, root, files.train)
-    x_test, y_test = _examples(files, root, files.test)
+    """Reads a data set from its folder below `root`; a UserError says which file is wrong and how to get it."""
+    x, y = _read_examples(files, root, files.train)
+    x_test, y_test = _read_examples(files, root, files.test)
     pixels = Normalisation(tuple(255 * m for m in files.mean), tuple(255 * s for s in files.std))
     return Data(x, y, x_test, y_test, files.classes, normalisation=pixels)
 
 
-def _examples(files: Files, root: Path, names: Mapping[str, str]) -> tuple[Tensor, Tensor]:
-    rows = np.concatenate([_records(files, root / files.folder / name) for name in names])
+def _read_examples(files: Files, root: Path, names: Mapping[str, str]) -> tuple[Tensor, Tensor]:
+    rows = np.concatenate([_read_records(files, root / files.folder / name) for name in names])
     images = np.ascontiguousarray(rows[:, files.labels :]).reshape(-1, *IMAGE)
     return torch.from_numpy(images), torch.from_numpy(rows[:, files.labels - 1].astype(np.int64))
 
 
-def _records(files: Files, path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """One row an image: its label bytes, then its pixels."""
+def _read_records(files: Files, path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """Returns one row per image: its label bytes, then its pixels."""
     if wrong := find_problem(files, path):
         get = f"`fedhen data fetch {files.name} --to {quote(str(path.parent.parent))}`"
         raise UserError(

@@ -1,4 +1,4 @@
-"""A data set as tensors in memory: what devices train on and what models are scored on."""
+"""A data set as tensors in memory: the examples that devices train on and that models are scored on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Normalisation:
     std: tuple[float, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise a batch (n, channels, height, width)."""
+        """Normalises a batch (n, channels, height, width)."""
         shape = (1, -1, 1, 1)
         mean, std = (torch.tensor(v, device=x.device).view(shape) for v in (self.mean, self.std))
         return (x.float() - mean) / std
@@ -31,10 +31,10 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class Data:
-    """Training and test examples; `shards`, where given, says which training examples each device holds.
+    """Training and test examples. `shards`, if given, are the training examples of each device.
 
-    On a device of a real fleet there are no test examples.
-    Images may stay bytes, with a normalisation that is applied batch by batch; anything else is taken as it is.
+    A device of a real fleet has no test examples. Images may be stored as bytes, with a normalisation that is applied
+    to each batch. Without a normalisation, inputs are passed to the models unchanged.
     """
 
     x: Tensor
@@ -45,7 +45,7 @@ class Data:
     shards: tuple[Index, ...] = ()
     normalisation: Normalisation | None = None
     dtype: torch.dtype = torch.float32
-    """Of normalised inputs."""
+    """The type of normalised inputs."""
 
     def __post_init__(self) -> None:
         for name, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
@@ -56,7 +56,7 @@ class Data:
             if not len(y):
                 if name == "test":
                     continue
-                raise UserError(f"{name} data: there are no examples")
+                raise UserError(f"{name} data: it has no examples")
             if int(y.min()) < 0 or int(y.max()) >= self.classes:
                 wrong = int(y.max()) if int(y.max()) >= self.classes else int(y.min())
                 raise UserError(f"{name} data: label {wrong} is out of range, labels must be 0 to {self.classes - 1}")
@@ -67,7 +67,7 @@ class Data:
             )
         for device, shard in enumerate(self.shards):
             if not len(shard):
-                raise UserError(f"device {device} has no data: give it examples or leave it out")
+                raise UserError(f"device {device} has no data: give it examples, or remove it")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,34 +75,34 @@ class Data:
         return tuple(self.x.shape[1:])
 
     def to(self, accelerator: torch.device) -> Data:
-        """The same data on that accelerator."""
+        """Returns the same data on an accelerator."""
         moved = {name: getattr(self, name).to(accelerator) for name in ("x", "y", "x_test", "y_test")}
         return replace(self, **moved)
 
     def in_type_of(self, module: nn.Module) -> Data:
-        """The same data, its inputs in the floating-point type of a module's weights."""
+        """Returns the same data with inputs of the floating-point type of a module's weights."""
         kinds = [p.dtype for p in module.parameters() if p.is_floating_point()]
         if not kinds or not self.x.is_floating_point():
             return replace(self, dtype=kinds[0]) if kinds else self
         return replace(self, x=self.x.to(kinds[0]), x_test=self.x_test.to(kinds[0]), dtype=kinds[0])
 
     def inputs(self, x: Tensor) -> Tensor:
-        """A batch of stored examples as models take it."""
+        """Returns a batch of stored examples as the models' inputs."""
         return x if self.normalisation is None else self.normalisation(x).to(self.dtype)
 
     def present(self, device: int) -> Tensor:
-        """Which classes a device holds."""
+        """Returns a mask of the classes that a device holds."""
         found = torch.zeros(self.classes, dtype=torch.bool, device=self.y.device)
         found[self.y[self.shards[device]]] = True
         return found
 
     def split(self, shards: Sequence[Index]) -> Data:
-        """The same data with these shards."""
+        """Returns the same data with these shards."""
         return replace(self, shards=tuple(shards))
 
 
 def arrays(x: object, y: object, x_test: object, y_test: object, classes: int | None = None) -> Data:
-    """Data from arrays or tensors, to be split over the devices; `classes` is found from the labels if not given."""
+    """Makes data from arrays or tensors, to be split over the devices; `classes` follows from the labels by default."""
     inputs, test_inputs = (_tensor(v, "inputs") for v in (x, x_test))
     labels, test_labels = (_labels(v) for v in (y, y_test))
     if classes is None:
@@ -113,15 +113,15 @@ def arrays(x: object, y: object, x_test: object, y_test: object, classes: int | 
 def per_device(
     devices: Sequence[tuple[object, object]], x_test: object, y_test: object, classes: int | None = None
 ) -> Data:
-    """Data that already lies with the devices: one (x, y) each, in the order of the devices."""
+    """Makes data that is already split: one (x, y) per device, in order."""
     parts = [(_tensor(x, "inputs"), _labels(y)) for x, y in devices]
     if not parts:
         raise UserError("there are no devices: give at least one (x, y)")
     for device, (x, y) in enumerate(parts):
         if len(x) != len(y):
-            raise UserError(f"device {device} has {len(x)} inputs and {len(y)} labels: as many of each are needed")
+            raise UserError(f"device {device} has {len(x)} inputs and {len(y)} labels: it needs as many of each")
         if not len(x):
-            raise UserError(f"device {device} has no data: give it examples or leave it out")
+            raise UserError(f"device {device} has no data: give it examples, or remove it")
         if x.shape[1:] != parts[0][0].shape[1:]:
             here, there = tuple(x.shape[1:]), tuple(parts[0][0].shape[1:])
             raise UserError(f"device {device} has inputs of shape {here}, device 0 of shape {there}: they must agree")
@@ -135,9 +135,9 @@ def _tensor(values: object, kind: str) -> Tensor:
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"the {kind} are no array of numbers: {str(error).splitlines()[0]}") from None
+        raise UserError(f"the {kind} are not an array of numbers: {str(error).splitlines()[0]}") from None
     if not tensor.dim():
-        raise UserError(f"the {kind} are a single number: an array is needed")
+        raise UserError(f"the {kind} are a single number: pass an array")
     return tensor
 
 

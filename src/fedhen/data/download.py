@@ -1,4 +1,4 @@
-"""Downloads of published archives: they go on where they broke off, and are verified."""
+"""Downloads published archives: an interrupted download is continued, and the archive is verified."""
 
 from __future__ import annotations
 
@@ -12,49 +12,59 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from fedhen.data.archive import SLACK
 from fedhen.data.published import Files
-from fedhen.data.storage import CHUNK, check_room, digest, make_folder, open_file, reading, write, writing
+from fedhen.data.storage import (
+    CHUNK,
+    check_disk,
+    digest,
+    explain_read_errors,
+    explain_write_errors,
+    make_folder,
+    open_file,
+    write,
+)
 from fedhen.errors import UserError
 
 Show = Callable[[int, int | None], None]
-"""Told how many bytes are there, and of how many if that is known."""
+"""(bytes so far, all bytes if the server names their number): reports progress."""
 
 TIMEOUT = 30.0
 WAITS = (1.0, 2.0, 4.0)
-"""Seconds before each further try; whenever a try gets further than all before it, they begin anew."""
-PASSING = (408, 425, 429)
-"""Answers of a server that another try may change, as every one from 500 on."""
-IN_HAND = "or take a copy that you have with --from PATH"
+"""Seconds before each further attempt. Every attempt that gets further than the last ones starts the series again."""
+TEMPORARY = (408, 425, 429)
+"""Status codes after which another attempt may succeed, like every code from 500 on."""
+SLACK = 1 << 20
+"""Bytes by which an archive may exceed its data files: label names, a read-me, headers."""
+HAVE_COPY = "or use a copy that you have with --from PATH"
 
 
-def silent(done: int, total: int | None) -> None:
-    """Shows nothing."""
+def show_nothing(done: int, total: int | None) -> None:
+    """Ignores the progress."""
 
 
-def download_file(files: Files, root: Path, *, url: str | None = None, show: Show = silent) -> Path:
-    """The official archive in `root`, its MD5 checked; goes on where an earlier download broke off."""
+def download_file(files: Files, root: Path, *, url: str | None = None, show: Show = show_nothing) -> Path:
+    """Downloads the official archive into `root` and verifies its MD5; continues an interrupted download."""
     archive = root / files.archive
-    with reading(archive):
+    with explain_read_errors(archive):
         if archive.is_file() and digest(archive, "md5") == files.md5:
             return archive
     make_folder(root)
-    loading = _Download(files, url or files.url, root / f"{files.archive}.part", show)
-    reached, waits = loading.size, list(WAITS)
-    while trouble := loading.go_on():
-        if loading.size > reached:
-            reached, waits = loading.size, list(WAITS)
+    download = _Download(files, url or files.url, root / f"{files.archive}.part", show)
+    reached, waits = download.size, list(WAITS)
+    while trouble := download.attempt():
+        if download.size > reached:
+            reached, waits = download.size, list(WAITS)
         if not waits:
-            raise UserError(f"cannot download {loading.url}: {trouble}; run the command again to go on, {IN_HAND}")
+            raise UserError(f"cannot download {download.url}: {trouble}; run the command again, {HAVE_COPY}")
         time.sleep(waits.pop(0))
-    if (found := digest(loading.part, "md5")) != files.md5:
-        loading.part.unlink()
+    if (found := digest(download.part, "md5")) != files.md5:
+        download.part.unlink()
         raise UserError(
-            f"what {loading.url} gave has the MD5 {found} instead of {files.md5} and was removed: "
-            f"run the command again, {IN_HAND}"
+            f"the file from {download.url} has the MD5 {found} instead of {files.md5} and was removed: "
+            f"run the command again, {HAVE_COPY}"
         )
-    with writing(root):
-        loading.part.replace(archive)
+    with explain_write_errors(root):
+        download.part.replace(archive)
     return archive
 
 
@@ -67,11 +77,10 @@ class _Download:
 
     @property
     def size(self) -> int:
-        """Bytes that are there."""
         return self.part.stat().st_size if self.part.exists() else 0
 
-    def go_on(self) -> str:
-        """One try to get the rest: what broke it off, or nothing if it came to its end."""
+    def attempt(self) -> str:
+        """Tries once to get the rest. Returns what interrupted it, or "" if the download is complete."""
         begin = self.size
         headers = {"User-Agent": "fedhen", **({"Range": f"bytes={begin}-"} if begin else {})}
         try:
@@ -83,21 +92,20 @@ class _Download:
                 if digest(self.part, "md5") == self.files.md5:
                     return ""  # there was nothing left to send
                 self.part.unlink()
-            elif error.code not in PASSING and error.code < 500:
-                raise UserError(f"cannot download {self.url}: {answer}; try again later, {IN_HAND}") from None
+            elif error.code not in TEMPORARY and error.code < 500:
+                raise UserError(f"cannot download {self.url}: {answer}; try again later, {HAVE_COPY}") from None
             return answer
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             return " ".join(str(getattr(reason, "strerror", None) or reason or type(error).__name__).split())
 
     def _append(self, response: HTTPResponse, begin: int) -> str:
-        """Write an answer's body where it belongs."""
-        done, total = _place(response)
+        done, total = _read_range(response)
         if done > begin:
             self.part.unlink(missing_ok=True)
-            return "the server sent another piece than the one asked for"
+            return "the server sent a range that was not requested"
         size = sum(self.files.sizes.values())
-        check_room(self.part.parent, size + (total or size) - done)
+        check_disk(self.part.parent, size + (total or size) - done)
         with open_file(self.part, done) as file:
             self.show(done, total)
             while done != total and (chunk := response.read1(CHUNK)):
@@ -106,12 +114,12 @@ class _Download:
                 self.show(done, total)
                 if done > size + SLACK:
                     self.part.unlink()
-                    raise UserError(f"{self.url} is larger than the data it should hold: take a copy with --from PATH")
-        return "" if total in (None, done) else f"the connection broke off after {done} of {total} bytes"
+                    raise UserError(f"{self.url} is larger than the data set: use a copy with --from PATH")
+        return "" if total in (None, done) else f"the connection broke after {done} of {total} bytes"
 
 
-def _place(response: HTTPResponse) -> tuple[int, int | None]:
-    """Where in the file an answer's body begins, and how large the file is if the server says."""
+def _read_range(response: HTTPResponse) -> tuple[int, int | None]:
+    """Returns where in the file the body begins, and the file's size if the server names it."""
     if response.status != 206:  # the whole file may answer a request for its end
         length = response.headers.get("Content-Length", "")
         return 0, int(length) if length.isdecimal() else None

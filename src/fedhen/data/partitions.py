@@ -1,4 +1,4 @@
-"""Splits over devices: each deals every example exactly once, from one random stream."""
+"""Splits of the training data over the devices. Each deals every example exactly once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from fedhen import seeds
 from fedhen.config.settings import SplitConfig
-from fedhen.data import partitions
 from fedhen.data.dataset import Data, Index
 from fedhen.errors import UserError
 
@@ -16,15 +15,15 @@ TRIES = 100
 
 
 def iid(labels: Index, devices: int, rng: np.random.Generator) -> list[Index]:
-    """One random permutation, cut into slices whose sizes differ by at most 1."""
+    """Cuts one random permutation into slices whose sizes differ by at most 1."""
     return _sorted(np.array_split(rng.permutation(len(labels)), devices))
 
 
 def dirichlet(labels: Index, devices: int, rng: np.random.Generator, alpha: float) -> list[Index]:
-    """Every device has the same quota, within 1, and its own class prior ~ Dirichlet(alpha).
+    """Gives every device the same quota, within 1, and a class prior ~ Dirichlet(alpha).
 
-    Examples are dealt one by one to a random device with quota left, the class drawn from the device's prior restricted
-    to the classes that still have examples; in proportion to what is left where the restricted prior is 0.
+    Examples are dealt one by one to a random device with quota left. The class is drawn from the device's prior over
+    the classes that still have examples, or in proportion to these examples if that prior is 0.
     """
     classes = int(labels.max()) + 1
     piles = [list(rng.permutation(np.flatnonzero(labels == c))) for c in range(classes)]
@@ -54,9 +53,9 @@ def dirichlet(labels: Index, devices: int, rng: np.random.Generator, alpha: floa
 def dirichlet_by_class(
     labels: Index, devices: int, rng: np.random.Generator, alpha: float, minimum: int = 10
 ) -> list[Index]:
-    """Per class, shares over the devices ~ Dirichlet(alpha), none for a device that is full (Yurochkin et al. 2019).
+    """Deals each class in shares ~ Dirichlet(alpha), without the devices that are full (Yurochkin et al. 2019).
 
-    Repeated until the smallest device has `minimum` examples, at most TRIES times.
+    Repeats until the smallest device has `minimum` examples, at most TRIES times.
     """
     classes, full = int(labels.max()) + 1, len(labels) / devices
     for _ in range(TRIES):
@@ -65,7 +64,7 @@ def dirichlet_by_class(
             pile = rng.permutation(np.flatnonzero(labels == c))
             shares = rng.dirichlet(np.full(devices, alpha)) * [len(hand) < full for hand in hands]
             if not shares.sum() > 0:
-                break  # every share fell to full devices: this try cannot deal the class
+                break  # all shares fell to full devices
             cuts = np.floor(np.cumsum(shares / shares.sum()) * len(pile)).astype(int)[:-1]
             for hand, part in zip(hands, np.split(pile, cuts), strict=True):
                 hand.extend(part)
@@ -83,12 +82,12 @@ def _sorted(hands: Any) -> list[Index]:
 
 
 def deal(data: Data, split: SplitConfig, devices: int, seed: int) -> list[Index]:
-    """Deal the training data to the devices."""
+    """Deals the training data to the devices, as configured."""
     labels, rng = data.y.cpu().numpy(), seeds.stream(seed, "split")
     if len(labels) < devices:
         raise UserError(f"{len(labels)} training examples cannot be dealt to {devices} devices: lower devices.number")
     if split.kind == "iid":
-        return partitions.iid(labels, devices, rng)
+        return iid(labels, devices, rng)
     if split.kind == "dirichlet":
-        return partitions.dirichlet(labels, devices, rng, split.alpha)
-    return partitions.dirichlet_by_class(labels, devices, rng, split.alpha, split.minimum)
+        return dirichlet(labels, devices, rng, split.alpha)
+    return dirichlet_by_class(labels, devices, rng, split.alpha, split.minimum)

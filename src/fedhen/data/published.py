@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them: every file with its size and checksum."""
+"""CIFAR-10 and CIFAR-100 as their authors publish them, with the size and checksum of every file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Files:
     md5: str
     """Of the archive."""
     folder: str
-    """What the archive unpacks to."""
+    """The folder in the archive."""
     train: Mapping[str, str]
     """File -> SHA-1, in order."""
     test: Mapping[str, str]
     sizes: Mapping[str, int]
     """File -> bytes."""
     labels: int
-    """Label bytes before each image; the last one counts."""
+    """Label bytes before each image; the last one is the class."""
     classes: int
     mean: tuple[float, ...]
     """Of the training pixels between 0 and 1, for each channel."""
@@ -35,12 +35,11 @@ class Files:
 
     @property
     def archive(self) -> str:
-        """The archive's file name."""
         return self.url.rpartition("/")[2]
 
     @property
     def sha1(self) -> dict[str, str]:
-        """Every file that is read, with its SHA-1."""
+        """The SHA-1 of every data file."""
         return {**self.train, **self.test}
 
 
@@ -80,16 +79,18 @@ PUBLISHED = {files.name: files for files in (CIFAR10, CIFAR100)}
 
 
 def verify(files: Files, root: Path) -> list[tuple[str, str | None]]:
-    """Every data file with what is wrong with it, if anything."""
+    """Returns every data file with what is wrong with it, or None."""
     return [(name, find_problem(files, root / files.folder / name)) for name in files.sha1]
 
 
 def find_problem(files: Files, path: Path) -> str | None:
-    """What is wrong with a data file, if anything."""
+    """Returns what is wrong with a data file, or None."""
     try:
         if (size := path.stat().st_size) != files.sizes[path.name]:
             return f"has {size} bytes instead of {files.sizes[path.name]}"
-        return None if digest(path, "sha1") == files.sha1[path.name] else "was altered: its SHA-1 is another"
+        return (
+            None if digest(path, "sha1") == files.sha1[path.name] else "was altered: its SHA-1 is not the published one"
+        )
     except (FileNotFoundError, NotADirectoryError):
         return MISSING
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The folder for downloaded data: where it is, and reading and writing there with errors of one line."""
+"""The folder for downloaded data: its place, and errors of one line for what cannot be read or written there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ELSEWHERE = "choose another folder with --to or FEDHEN_DATA"
 
 
 def data_root(override: Path | None = None) -> Path:
-    """The folder for downloaded data: as given, or $FEDHEN_DATA, or the platform's place for caches."""
+    """Returns the folder for downloaded data: `override`, or $FEDHEN_DATA, or the platform's folder for caches."""
     if override is not None:
         return override
     if named := os.environ.get("FEDHEN_DATA"):
@@ -31,16 +31,15 @@ def data_root(override: Path | None = None) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder."""
-    with writing(folder):
+    with explain_write_errors(folder):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is not a folder: {ELSEWHERE}")
         folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """What goes wrong while reading, in one line."""
+def explain_read_errors(path: Path) -> Iterator[None]:
+    """Turns errors while a file is read into a UserError."""
     try:
         yield
     except OSError as error:
@@ -48,17 +47,17 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """What goes wrong while writing, in one line."""
+def explain_write_errors(folder: Path) -> Iterator[None]:
+    """Turns errors while a folder is written to into a UserError."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; make room, or {ELSEWHERE}") from None
+        raise UserError(f"cannot write to {folder}: {error.strerror}; free some space, or {ELSEWHERE}") from None
 
 
 def open_file(path: Path, keep: int = 0) -> IO[bytes]:
-    """A file to write to, after so many of the bytes that it has."""
-    with writing(path.parent):
+    """Opens a file to write to, after the first `keep` bytes that it already has."""
+    with explain_write_errors(path.parent):
         file = path.open("r+b" if keep else "wb")
         file.truncate(keep)
         file.seek(keep)
@@ -66,20 +65,19 @@ def open_file(path: Path, keep: int = 0) -> IO[bytes]:
 
 
 def write(file: IO[bytes], content: bytes, folder: Path) -> None:
-    """Write, and know at once if the disk is full."""
-    with writing(folder):
+    """Writes and flushes, so that a full disk shows at once."""
+    with explain_write_errors(folder):
         file.write(content)
         file.flush()
 
 
-def check_room(folder: Path, needed: int) -> None:
-    """Refuse to begin what cannot end."""
+def check_disk(folder: Path, needed: int) -> None:
+    """Raises a UserError if the disk of a folder has fewer than `needed` bytes left."""
     if (free := shutil.disk_usage(folder).free) < needed:
-        room = f"{free / 1e6:.0f} MB left and {needed / 1e6:.0f} MB are needed"
-        raise UserError(f"{folder} has {room}: make room, or {ELSEWHERE}")
+        room = f"{free / 1e6:.0f} MB left, and {needed / 1e6:.0f} MB are needed"
+        raise UserError(f"{folder} has {room}: free some space, or {ELSEWHERE}")
 
 
 def digest(path: Path, kind: str) -> str:
-    """A file's checksum."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()

@@ -1,1 +1,1 @@
-"""Several processes that play one run together: what they send each other."""
+"""Communication between the processes that play one run together."""

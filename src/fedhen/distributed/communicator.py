@@ -1,7 +1,7 @@
-"""The processes that play a run together: each trains its share of a round's devices, and rank 0 alone speaks.
+"""The processes that play a run together: each trains its share of a round's devices, and only rank 0 prints.
 
-Here is one process by itself; `runtimes/process_group.py` has several. Nothing is imported for it, so that a command
-line that only has to know who speaks stays quick.
+This module is for a single process, `process_group.py` for several. It does not import torch, so that commands start
+quickly.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun says in the environment."""
+"""Environment variables that torchrun sets."""
 
 
 class RankLost(Exception):
-    """Another rank cannot be reached any more."""
+    """Another rank can no longer be reached."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which process this is, and of how many; alone, every operation gives back what it got."""
+    """This process's rank and the number of ranks. With a single rank every operation returns its argument."""
 
     rank: int = 0
     number: int = 1
 
-    def combined(self, average: Average) -> Average:
-        """What all ranks have folded into their averages, as one."""
+    def combine(self, average: Average) -> Average:
+        """Returns one average of all that the ranks have added to theirs."""
         return average
 
     def total(self, vector: Tensor) -> Tensor:
-        """The sum over the ranks."""
+        """Returns the sum over the ranks."""
         return vector
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, a small one that JSON can say, in the order of the ranks."""
+        """Returns the value of every rank, in order. It must be small and serialisable as JSON."""
         return [value]
 
     def first(self, act: Callable[[], T]) -> T:
-        """What rank 0 alone does, told to all; its UserError is everybody's."""
+        """Calls `act` on rank 0 only and returns its result on all ranks; a UserError is raised on all of them."""
         return act()
 
     def carry(self, source: int, to: int, vector: Tensor) -> Tensor:
-        """The vector of rank `source` at rank `to`, which gives one of that size and type; only these two call."""
+        """Sends a vector from rank `source` to rank `to`, which passes one of that size and type. Only they call it."""
         return vector
 
     def say(self, error: str) -> None:
-        """Tell an error that stops the run: once, where all ranks have it."""
+        """Prints an error that stops the run, once if all ranks have it."""
         if not self.rank:
             print(f"fedhen: {error}", file=sys.stderr)
 
@@ -64,20 +64,20 @@ _joined: list[Ranks] = []
 
 
 def read_launcher() -> Ranks:
-    """Who this process is by its environment, before it has met the others."""
+    """Returns the ranks that the environment announces, before they are joined."""
     if not all(name in os.environ for name in LAUNCHED):
         return ALONE
     return Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
 
 
 def current_ranks() -> Ranks:
-    """The ranks that this process has joined, or those that it was launched for."""
-    # Looked at once: another thread may ask while the main one leaves.
+    """Returns the ranks that this process has joined, or those that the environment announces."""
+    # Read once: another thread may ask while the main thread leaves.
     joined = _joined[-1:]
     return joined[0] if joined else read_launcher()
 
 
 def set_current_ranks(ranks: Ranks | None) -> None:
-    """Note the ranks that this process has joined; none when it leaves them."""
+    """Sets the ranks that this process has joined, or None when it leaves them."""
     _joined.clear()
     _joined.extend([ranks] if ranks is not None else [])

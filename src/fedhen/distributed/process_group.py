@@ -1,4 +1,4 @@
-"""Several ranks over torch.distributed: NCCL between GPUs, gloo between CPUs. Numbers and JSON travel, no pickles."""
+"""Several ranks over torch.distributed: NCCL between GPUs, gloo between CPUs. Only tensors and JSON are sent."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from fedhen.errors import UserError
 from fedhen.params import Average
 
 T = TypeVar("T")
-PATIENCE = timedelta(minutes=30)
-"""How long a rank waits for the others: as long as the slowest one's share of a round may take."""
+LONGEST_WAIT = timedelta(minutes=30)
+"""How long a rank waits for the others: as long as the slowest share of a round may take."""
 MOMENT = timedelta(seconds=10)
-"""How long a rank that stops waits for rank 0 to say the same, and how long one that has lost another has to end."""
+"""How long a stopping rank waits for rank 0 to report the same error, and one that lost another may take to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,14 @@ class JoinedRanks(Ranks):
     """One of several ranks."""
 
     where: torch.device
-    """Where tensors must lie to be sent."""
+    """The device of tensors that are sent."""
     store: Store
-    """Where the last word of rank 0 is left."""
+    """Where rank 0 notes the errors that it has printed."""
 
-    def combined(self, average: Average) -> Average:
-        """One reduction of all sums and counts, after a word on which there are."""
+    def combine(self, average: Average) -> Average:
+        """Reduces all sums and counts at once, after the ranks have exchanged which ones they have."""
         names = list(average.shapes)
-        # 0: nobody here has folded such a weight, 1: whole tensors, 2: some elements more often than others.
+        # 0: this rank has no such weight, 1: whole tensors only, 2: some elements more often than others.
         own = [int(n in average.sums) + isinstance(average.counts.get(n), Tensor) for n in names]
         found = {n: max(each) for n, *each in zip(names, *self.gather(own), strict=True) if max(each)}
         if not found:
@@ -75,17 +75,16 @@ class JoinedRanks(Ranks):
         return counts.reshape(-1) if isinstance(counts, Tensor) else self._zeros(average.shapes[name]) + counts
 
     def total(self, vector: Tensor) -> Tensor:
-        """The sum over the ranks."""
         together = vector.to(self.where, copy=True)
         self._reduce(together)
         return together.to(vector.device)
 
     def _reduce(self, tensor: Tensor) -> None:
-        with lost():
+        with detect_lost_rank():
             dist.all_reduce(tensor)
 
     def gather(self, value: T) -> list[T]:
-        """Lengths first, then the texts, filled up to the longest."""
+        """Exchanges the lengths first, then the texts, padded to the longest."""
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.where)
         lengths = self._every(torch.tensor([len(text)], device=self.where))
         longest = max(int(length) for length in lengths)
@@ -94,26 +93,24 @@ class JoinedRanks(Ranks):
 
     def _every(self, tensor: Tensor) -> list[Tensor]:
         found = [torch.empty_like(tensor) for _ in range(self.number)]
-        with lost():
+        with detect_lost_rank():
             dist.all_gather(found, tensor)
         return found
 
     def first(self, act: Callable[[], T]) -> T:
-        """What rank 0 alone does, told to all; its UserError is everybody's."""
-        told: dict[str, T | str] = {}
+        result: dict[str, T | str] = {}
         if not self.rank:
             try:
-                told["value"] = act()
+                result["value"] = act()
             except UserError as error:
-                told["error"] = str(error)
-        told = self.gather(told)[0]
-        if "error" in told:
-            raise UserError(told["error"])
-        return told["value"]  # type: ignore[return-value]
+                result["error"] = str(error)
+        result = self.gather(result)[0]
+        if "error" in result:
+            raise UserError(result["error"])
+        return result["value"]  # type: ignore[return-value]
 
     def carry(self, source: int, to: int, vector: Tensor) -> Tensor:
-        """From one rank to another."""
-        with lost():
+        with detect_lost_rank():
             if self.rank == source:
                 dist.send(vector.to(self.where), to)
                 return vector
@@ -122,42 +119,42 @@ class JoinedRanks(Ranks):
             return arrived.to(vector.device)
 
     def say(self, error: str) -> None:
-        """Rank 0 tells it; another rank does where rank 0 does not have the same."""
-        told = f"fedhen/error/{crc32(error.encode())}"
+        """Prints an error on rank 0, and on another rank if rank 0 does not have the same."""
+        key = f"fedhen/error/{crc32(error.encode())}"
         if not self.rank:
             print(f"fedhen: {error}", file=sys.stderr, flush=True)
             with contextlib.suppress(RuntimeError):
-                self.store.set(told, "")
+                self.store.set(key, "")
             return
         try:
-            self.store.wait([told], MOMENT)
+            self.store.wait([key], MOMENT)
         except RuntimeError:
             print(f"fedhen: rank {self.rank} stopped: {error}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def lost() -> Iterator[None]:
-    """What torch says when another rank is gone, in one line; the ranks that are left need not be taken leave of."""
+def detect_lost_rank() -> Iterator[None]:
+    """Turns torch's error for a rank that is gone into a RankLost of one line, and leaves the other ranks."""
     try:
         yield
     except RuntimeError as error:
         rooms.set_current_ranks(None)
-        said = re.sub(r"^\[\S+\]\s*", "", str(error).splitlines()[0]).split(". ")[0]
-        raise RankLost(f"another rank cannot be reached: {said}") from None
+        reason = re.sub(r"^\[\S+\]\s*", "", str(error).splitlines()[0]).split(". ")[0]
+        raise RankLost(f"another rank cannot be reached: {reason}") from None
 
 
 def join(where: torch.device) -> Ranks:
-    """Meet the ranks that this process was launched with, once; alone where there are none."""
+    """Joins the ranks that this process was launched with, once. Returns ALONE if it was launched by itself."""
     if rooms.current_ranks().number == 1 or isinstance(rooms.current_ranks(), JoinedRanks):
         return rooms.current_ranks() if isinstance(rooms.current_ranks(), JoinedRanks) else ALONE
-    # Its functions take the group of the moment as a default when torch first imports it: they must not get hold of
-    # ours, or it would outlive `leave`, and gloo's threads, letting go of their tensors, abort a dying interpreter.
+    # When torch first imports this module, its functions take the current group as a default. They must not keep ours:
+    # it would outlive `leave`, and gloo's threads would abort the interpreter at exit when they free their tensors.
     importlib.import_module("torch.distributed.nn")
     backend = "nccl" if where.type == "cuda" else "gloo"
-    with lost():
-        store, rank, number = next(rendezvous("env://", timeout=PATIENCE))
+    with detect_lost_rank():
+        store, rank, number = next(rendezvous("env://", timeout=LONGEST_WAIT))
         own = where if where.type == "cuda" else None
-        dist.init_process_group(backend, store=store, rank=rank, world_size=number, timeout=PATIENCE, device_id=own)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=number, timeout=LONGEST_WAIT, device_id=own)
     ranks = JoinedRanks(rank=rank, number=number, where=where, store=store)
     rooms.set_current_ranks(ranks)
     atexit.register(leave)
@@ -174,7 +171,7 @@ def has_lost() -> bool:
 
 
 def leave() -> None:
-    """Take leave of the other ranks."""
+    """Leaves the other ranks."""
     if isinstance(rooms.current_ranks(), JoinedRanks):
         dist.destroy_process_group()
         rooms.set_current_ranks(None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhen.data.dataset import Data
-from fedhen.hardware.precision import FULL, Precision, searching_convolutions
+from fedhen.hardware.precision import FULL, Precision, search_convolutions
 from fedhen.models.family import load_weights
 from fedhen.params import Weights
 
@@ -72,7 +72,7 @@ class Scoring:
         load_weights(module, one.weights)
         self.precision.choose()
         right = torch.zeros(len(one.readings), 2, dtype=torch.int64, device=data.y_test.device)
-        with torch.no_grad(), self.precision.autocast(), searching_convolutions(data.x_test.is_cuda):
+        with torch.no_grad(), self.precision.autocast(), search_convolutions(data.x_test.is_cuda):
             for number in batches:
                 part = slice(number * self.size, (number + 1) * self.size)
                 logits, labels = module(data.inputs(data.x_test[part])), data.y_test[part]

@@ -1,1 +1,1 @@
-"""Reading and writing files safely: whole files, locks, input that is not trusted, work in the background."""
+"""Safe reading and writing of files: atomic writes, locks, untrusted input, work in the background."""

@@ -1,4 +1,4 @@
-"""One piece of work at a time beside the run: a checkpoint goes to the disk while the next rounds are played."""
+"""Runs one task at a time in the background: a checkpoint is written while the next rounds are played."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from types import TracebackType
 
 from fedhen.interrupts import StopNow
 
-PATIENCE = 1.0
-"""Seconds that nobody needs to be told about."""
+WARN_AFTER = 1.0
+"""Seconds of waiting before a warning."""
 
 
 class BackgroundTask:
-    """Work in a thread, which is waited for before the next, and at the end."""
+    """A thread for one task at a time. The next task, and the end of the context, wait for it."""
 
     def __init__(self) -> None:
         self._thread: Thread | None = None
         self._error: Exception | None = None
 
     def begin(self, work: Callable[[], None]) -> None:
-        """Start it when the one before has ended."""
+        """Waits for the last task and starts this one."""
         self.end()
-        # It does not hold up a process that is told to end at once.
+        # A daemon, so that a process that must end at once does not wait for it.
         self._thread = Thread(target=self._do, args=(work,), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -33,12 +33,12 @@ class BackgroundTask:
         except Exception as error:
             self._error = error
 
-    def end(self, told: str = "") -> None:
-        """Wait for it, and tell why if it takes long; what it raised is raised here."""
+    def end(self, slow: str = "") -> None:
+        """Waits for the task and raises what it raised. Warns with `slow`, if given, when that takes long."""
         if self._thread is not None:
-            self._thread.join(PATIENCE)
-            if told and self._thread.is_alive():
-                warnings.warn(told, stacklevel=2)
+            self._thread.join(WARN_AFTER)
+            if slow and self._thread.is_alive():
+                warnings.warn(slow, stacklevel=2)
             self._thread.join()
             self._thread = None
         error, self._error = self._error, None
@@ -49,6 +49,6 @@ class BackgroundTask:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # The folder is not let go of while something is written into it, unless the process is about to end.
+        # The folder stays locked while the task writes to it, unless the process is about to end.
         if kind is None or not issubclass(kind, StopNow):
             self.end()

@@ -1,4 +1,4 @@
-"""Locks on folders."""
+"""Locks run folders."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from fedhen.errors import UserError
 
 LOCK = "run.lock"
-"""Locked while a process plays the run; the system unlocks it, however the process ends."""
+"""Locked while a process plays the run. The system unlocks it, however the process ends."""
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes off a run folder."""
+    """Locks a run folder. Raises a UserError if another process has locked it."""
     try:
         file = (folder / LOCK).open("ab")
     except OSError as error:
@@ -24,5 +24,5 @@ def lock_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"{folder} is being played by another process: wait for it, or choose another") from None
+            raise UserError(f"{folder} is in use by another process: wait for it to end, or choose another") from None
         yield

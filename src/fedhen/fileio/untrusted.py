@@ -1,4 +1,4 @@
-"""Files that may be torn, altered or hostile: what of them can be trusted is read, and all else is told."""
+"""Reads files that may be torn, altered or hostile, as far as they can be trusted."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any, NoReturn
 
 LONGEST_LINE, LARGEST, LARGEST_TABLE = 1 << 24, 1 << 30, 1 << 22
-"""Bytes of a line, of a file of lines, and of a file that is read in one piece: ours are far smaller."""
+"""Bytes of a line, of a file of lines, and of a file that is read at once; real ones are far smaller."""
 MOST = 2**63
-"""No number of ours is larger."""
+"""The largest number that a file may contain."""
 
 Check = Callable[[Mapping[str, Any], int], None]
-"""(object, number of its line) -> a ValueError, KeyError or TypeError if it is not what it should be."""
+"""(object, its line number) -> None. Raises one of PARSE_ERRORS if the object is malformed."""
 PARSE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What untrusted values raise when they are read as if they could be trusted."""
+"""Exceptions that malformed input may raise while it is parsed."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file."""
-    return tomllib.loads(_whole(path))
+    """Reads a TOML file."""
+    return tomllib.loads(_read_text(path))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, none where there is no such file."""
+    """Reads a JSON object, or returns None if the file does not exist."""
     if not path.is_file():
         return None
-    value = parse_json(_whole(path))
+    value = parse_json(_read_text(path))
     if not isinstance(value, dict):
-        raise TypeError(f"{path.name} is no object")
+        raise TypeError(f"{path.name} is not a JSON object")
     return value
 
 
 def read_json_lines(path: Path, check: Check) -> tuple[list[dict[str, Any]], str]:
-    """The objects before the first line that is wrong, and what is wrong with it, nothing if all is well.
+    """Returns the objects before the first malformed line, and what is wrong with that line ("" if none is).
 
-    A last line without an end is what a crash leaves behind: it is torn, and no line before it is in doubt.
+    A crash may leave a last line without an end. The lines before it can be trusted.
     """
     found: list[dict[str, Any]] = []
     if not path.is_file():
@@ -62,52 +63,54 @@ def read_json_lines(path: Path, check: Check) -> tuple[list[dict[str, Any]], str
 
 
 def parse_json(text: str) -> Any:
-    """JSON, strictly: NaN and infinity are no numbers."""
-    return json.loads(text, parse_constant=_no_number)
+    """Parses JSON strictly: NaN and infinity are refused."""
+    return json.loads(text, parse_constant=_refuse_constant)
 
 
 def describe_error(error: BaseException) -> str:
-    """What is wrong, in a few words."""
+    """Returns what is wrong, in a few words."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return f"no {error}" if isinstance(error, KeyError) else f"{str(error) or type(error).__name__}"[:200]
 
 
 def check_number(value: Any, least: float = 0, most: float = MOST) -> float:
-    """A number between two others."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"{str(value)[:40]!r} is no number")
-    if not least <= value <= most:
-        raise ValueError(f"{value} is out of range")
-    return value
+    """Returns a number between two others."""
+    number: float = _check(value, int | float, "a number")
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not a number")
+    if not least <= number <= most:
+        raise ValueError(f"{number} is out of range")
+    return number
 
 
 def check_int(value: Any, least: int = 0) -> int:
-    """A whole number, at least so large."""
-    if not isinstance(value, int):
-        raise TypeError(f"{str(value)[:40]!r} is no whole number")
-    return int(check_number(value, least))
+    """Returns a whole number that is at least `least`."""
+    return int(check_number(_check(value, int, "a whole number"), least))
 
 
 def check_text(value: Any) -> str:
-    """A string."""
-    if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:40]!r} is no text")
-    return value
+    """Returns a string."""
+    return str(_check(value, str, "a string"))
 
 
 def check_mapping(value: Any) -> Mapping[str, Any]:
-    """A table."""
-    if not isinstance(value, dict):
-        raise TypeError(f"{str(value)[:40]!r} is no table")
+    """Returns a table."""
+    table: Mapping[str, Any] = _check(value, dict, "a table")
+    return table
+
+
+def _check(value: Any, kind: type | UnionType, name: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{str(value)[:40]!r} is not {name}")
     return value
 
 
-def _whole(path: Path) -> str:
+def _read_text(path: Path) -> str:
     if path.stat().st_size > LARGEST_TABLE:
         raise ValueError(f"{path.name} is larger than {LARGEST_TABLE >> 20} MiB")
     return path.read_text(encoding="utf-8")
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")

@@ -1,1 +1,1 @@
-"""The machine: accelerator, precision, CPU threads, free memory, the most it can compute."""
+"""The machine: accelerator, precision, CPU threads, free memory, peak speed and peak memory."""

@@ -1,4 +1,4 @@
-"""The device that torch computes on."""
+"""Chooses the device that torch computes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedhen.errors import UserError, unknown_name
 
 
 def choose_device(name: str) -> torch.device:
-    """The accelerator of that name, of which each rank on a machine takes its own."""
+    """Returns the accelerator of that name; each rank on a machine gets its own GPU."""
     if name not in ACCELERATORS:
         raise unknown_name("accelerator", name, ACCELERATORS)
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
@@ -23,6 +23,6 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda")
     place, number = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if place >= number:
-        raise UserError(f"there is no GPU for process {place + 1} of this machine, which has {number}: start {number}")
+        raise UserError(f"this machine has {number} GPUs, not enough for process {place + 1}: start {number} processes")
     torch.cuda.set_device(place)
     return torch.device("cuda", place)

@@ -1,4 +1,4 @@
-"""Free memory, and errors that mean it has run out."""
+"""Measures free memory and recognises errors that mean it has run out."""
 
 from __future__ import annotations
 
@@ -13,34 +13,28 @@ import torch
 from fedhen.errors import UserError
 
 P = ParamSpec("P")
-
-
 T = TypeVar("T")
-
-
 OUT_OF_MEMORY = (
     "out of memory: lower training.batch_size, devices.active or evaluation.batch_size, or set runtime.storage=host"
 )
-
-
-SAID = ("can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED")
-"""What is said where there is no error of its own for it: by torch on a CPU, by CUDA's graphs, by its libraries."""
+MESSAGES = ("can't allocate memory", "CUDA error: out of memory", "ALLOC_FAILED")
+"""Parts of error messages that mean the same: of torch on a CPU, of CUDA graphs, of CUDA's libraries."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether it was memory that ran out, in this error or in one that it came of."""
+    """Returns whether an error, or one of its causes, means that memory ran out."""
     while error is not None:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(said in str(error) for said in SAID):
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in MESSAGES):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def explain_out_of_memory(play: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """A generator that says in one line what to lower where memory runs out."""
+    """Decorates a generator: out-of-memory errors become a UserError that says what to lower."""
 
     @wraps(play)
-    def played(*args: P.args, **settings: P.kwargs) -> Iterator[T]:
+    def wrapper(*args: P.args, **settings: P.kwargs) -> Iterator[T]:
         try:
             yield from play(*args, **settings)
         except Exception as error:
@@ -48,17 +42,17 @@ def explain_out_of_memory(play: Callable[P, Iterator[T]]) -> Callable[P, Iterato
                 raise
             raise UserError(OUT_OF_MEMORY) from error
 
-    return played
+    return wrapper
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free there now."""
+    """Returns the bytes that are free on a device now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(_meminfo(), _container())
+    return min(_machine_memory(), _container_memory())
 
 
-def _meminfo() -> int:
+def _machine_memory() -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -66,8 +60,8 @@ def _meminfo() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _container() -> int:
-    """What is left of a container's share, where it has one: the machine's free memory does not tell."""
+def _container_memory() -> int:
+    """Returns what is left of a container's limit, which the machine's free memory does not include."""
     try:
         limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
         return max(0, int(limit) - int(used))

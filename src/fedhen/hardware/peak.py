@@ -1,4 +1,4 @@
-"""What this machine can do at most, and how much of its memory was taken."""
+"""Measures the peak speed of this machine, and the peak memory of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedhen.hardware.threads import torch_threads, usable_cores
 
 
 def measure_product_rate(where: torch.device, precision: str) -> float:
-    """TFLOP/s of a large matrix product in that precision, on a CPU with all of its cores: the ceiling."""
+    """Returns the TFLOP/s of a large matrix product in that precision, on a CPU with all of its cores."""
     side = 8192 if where.type == "cuda" else 2048
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -29,13 +29,13 @@ def measure_product_rate(where: torch.device, precision: str) -> float:
 
 
 def synchronise(where: torch.device) -> None:
-    """Wait until all work there is done."""
+    """Waits until all work on a device is done."""
     if where.type == "cuda":
         torch.cuda.synchronize(where)
 
 
 def reset_peak_memory(where: torch.device) -> None:
-    """Measure the peak of memory from here on, where the system allows."""
+    """Measures peak memory from now on, if the system supports it."""
     if where.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(where)
@@ -47,7 +47,7 @@ def reset_peak_memory(where: torch.device) -> None:
 
 
 def read_peak_memory(where: torch.device) -> float:
-    """The peak of memory in bytes: the GPU's, or the process's."""
+    """Returns the peak memory in bytes, of the GPU or of the process."""
     if where.type == "cuda":
         return torch.cuda.max_memory_allocated(where)
     try:

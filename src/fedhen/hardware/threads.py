@@ -1,4 +1,4 @@
-"""The CPU cores that this process may use, and how many threads torch takes of them."""
+"""The CPU cores that this process may use, and the number of torch threads."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """The cores that this process may really use: by its affinity, and by the CPU quota of its control groups."""
+    """Returns the number of cores that the affinity and the CPU quota of this process allow."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(cores, _quota(_own_groups()))))
 
 
 def cores_per_rank() -> int:
-    """The same, shared out over the ranks that torchrun started on this machine."""
+    """Returns the usable cores divided by the ranks that torchrun started on this machine."""
     return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def threads_per_worker(runtime: RuntimeConfig) -> int:
-    """The torch threads of one worker."""
+    """Returns the torch threads of one worker."""
     return runtime.threads or cores_per_rank()
 
 
 def worker_count(runtime: RuntimeConfig) -> int:
-    """The number of workers: as configured, or as many as keep all cores busy."""
+    """Returns the number of workers: as configured, or enough to keep all cores busy."""
     return runtime.workers or max(1, cores_per_rank() // threads_per_worker(runtime))
 
 
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """Inside, operations of torch use this many threads."""
+    """Sets the number of torch threads inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -55,15 +55,15 @@ def _own_groups() -> str:
 
 
 def _quota(groups: str, root: Path = CGROUPS) -> float:
-    """The smallest CPU quota of the control groups that this process is in; infinite if there is none."""
+    """Returns the smallest CPU quota of the process's control groups, infinite without one."""
     least = math.inf
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
-        # Version 2 has one tree without a name, version 1 one for each set of controllers.
+        # Version 2 has one unnamed tree, version 1 a tree for each set of controllers.
         trees = [root] if not controllers else [root / controllers] * ("cpu" in controllers.split(","))
         for tree in trees:
             own = tree / path.lstrip("/")
-            # A container may see its own group as the root of the tree: then the path leads nowhere.
+            # In a container its own group may be the root of the tree, so that the path does not exist.
             for folder in (own, *own.parents):
                 if folder.is_relative_to(tree):
                     least = min(least, _quota_in(folder))

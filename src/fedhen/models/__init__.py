@@ -1,1 +1,1 @@
-"""Nested model families: what nesting means, and the paper's PreActResNet."""
+"""Nested model families: the contract of nesting, the models' files, and the paper's PreActResNet."""

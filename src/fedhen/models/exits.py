@@ -1,4 +1,4 @@
-"""The logits of a model's exits, shallowest first, each computed when it is asked for."""
+"""The logits of a model's exits, shallowest first, each computed when it is read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Thunk = Callable[[], Tensor]
 
 
 class Exits(Sequence[Tensor]):
-    """A list of logits of which nobody pays for those that nobody reads.
+    """A lazy list of logits: those that are not read are not computed.
 
-    Where nesting is by depth one pass gives all exits, and a plain list serves. Where it is by width every nested
-    network needs a pass of its own, and an objective that reads only the last exit should not cause the others.
+    If nesting is by depth, one pass computes all exits and a plain list is enough. If it is by width, every nested
+    network needs a separate pass, and an objective that reads only the last exit should not pay for the others.
     """
 
     def __init__(self, thunks: Sequence[Thunk]) -> None:
@@ -30,7 +30,6 @@ class Exits(Sequence[Tensor]):
     @overload
     def __getitem__(self, place: slice) -> Sequence[Tensor]: ...
     def __getitem__(self, place: int | slice) -> Tensor | Sequence[Tensor]:
-        """The logits of one exit, or the exits of a slice."""
         if isinstance(place, slice):
             return Exits([self._thunk(k) for k in range(len(self))[place]])
         k = range(len(self))[place]
@@ -43,14 +42,14 @@ class Exits(Sequence[Tensor]):
 
 
 def map_exits(logits: Sequence[Tensor], change: Callable[[Tensor], Tensor]) -> Sequence[Tensor]:
-    """The logits with that change, made when they are read."""
+    """Returns the logits with a change that is made when they are read."""
 
-    def changed(place: int) -> Thunk:
+    def thunk(place: int) -> Thunk:
         return lambda: change(logits[place])
 
-    return Exits([changed(place) for place in range(len(logits))])
+    return Exits([thunk(place) for place in range(len(logits))])
 
 
 def mask_logits(logits: Sequence[Tensor], present: Tensor) -> Sequence[Tensor]:
-    """The logits with 0 for the classes that are not present."""
+    """Returns the logits with 0 for the classes that are not present."""
     return map_exits(logits, change=lambda z: torch.where(present, z, torch.zeros_like(z)))

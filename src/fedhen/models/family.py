@@ -1,4 +1,4 @@
-"""What "simple is a sub-network of complex" means (Assumption 1), as code that is checked at the door."""
+"""Families of nested models: the contract of Assumption 1, "simple is a sub-network of complex", and its checks."""
 
 from __future__ import annotations
 
@@ -18,50 +18,71 @@ Build = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Family:
-    """Nested models, one a tier, shallowest first, each given as a function that builds it.
+    """A family of nested models, one for each tier.
 
-    A tier's module returns the logits of all its exits: its own last, and before it those of the tiers nested in it, in
-    the order of the tiers. Weights with the same name are the same weight; a tier may hold the leading corner of one
-    that another tier holds whole. The last tier holds the weights of all, unless a supernet does.
+    A tier's module takes a batch of inputs and returns a list of logits of shape (batch, classes): first those of the
+    tiers nested in it, in the order of the tiers, its own last. Tensors of the same name in `state_dict()` are the same
+    weight in all tiers. A tier may hold the leading corner of a tensor that another tier holds whole. `check` tries
+    all of this on a batch.
+
+    Args:
+        builds: Tier -> a function without arguments that returns a new module. Shallowest tier first.
+        average_buffers: Allows layers that store statistics of the data, like BatchNorm, and averages these too.
+        nested: Tier -> the tiers nested in it, itself last. By default each tier contains all tiers before it.
+        supernet: A function that returns a module with the weights of all tiers. By default the last tier has them.
+        outputs: Names of the weights whose rows are the classes; `server.rows_by_class` needs them.
+
+    Example:
+        A network with one early exit. The simple tier is its body and the early exit::
+
+            class Net(nn.Module):
+                def __init__(self, deep):
+                    super().__init__()
+                    self.body, self.exit = nn.Linear(20, 32), nn.Linear(32, 4)
+                    self.top = nn.Linear(32, 4) if deep else None
+
+                def forward(self, x):
+                    h = self.body(x).relu()
+                    return [self.exit(h)] if self.top is None else [self.exit(h), self.top(h)]
+
+
+            family = Family({"simple": lambda: Net(deep=False), "complex": lambda: Net(deep=True)})
     """
 
     builds: Mapping[str, Build]
     average_buffers: bool = False
     nested: Mapping[str, tuple[str, ...]] | None = None
-    """Tier -> the tiers nested in it, itself last; by default each tier contains all before it."""
     supernet: Build | None = None
-    """Builds a module that holds all weights, where no tier does."""
     outputs: frozenset[str] = frozenset()
-    """Weights whose rows are the classes."""
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """The tiers' names, shallowest first."""
+        """The names of the tiers, shallowest first."""
         return tuple(self.builds)
 
     def exits(self, tier: str) -> tuple[str, ...]:
-        """The exits of a tier's module, each named after the tier it belongs to, its own last."""
+        """Returns the exits of a tier's module, each named after its tier, in the order of the logits."""
         if tier not in self.builds:
             raise unknown_name("tier", tier, self.tiers)
         return self.tiers[: self.tiers.index(tier) + 1] if self.nested is None else self.nested[tier]
 
     def build(self, tier: str) -> nn.Module:
-        """A new module of this tier."""
+        """Builds a module of a tier."""
         if tier not in self.builds:
             raise unknown_name("tier", tier, self.tiers)
         return self.builds[tier]()
 
     def whole(self) -> nn.Module:
-        """A new module that holds the weights of all tiers."""
+        """Builds a module that holds the weights of all tiers."""
         return self.build(self.tiers[-1]) if self.supernet is None else self.supernet()
 
     def initial(self, seed: int) -> Weights:
-        """Initial weights: every tier's, and every method's, are cut from these."""
+        """Returns the initial weights, of which every tier and every method takes its part."""
         with seeds.randomness(seed, "initial weights"):
             return weights_of(self.whole())
 
     def check(self, sample: Tensor, classes: int) -> None:
-        """Assumption 1 and the contract of the modules, tried on a batch of inputs; a UserError says what breaks."""
+        """Checks Assumption 1 and the modules' contract on a batch of inputs. Raises a UserError if one is violated."""
         if not self.builds:
             raise UserError("a family needs at least one tier")
         with seeds.randomness(0, "check"):
@@ -73,27 +94,27 @@ class Family:
             if not self.average_buffers:
                 _refuse_buffers(tier, module)
             load_weights(module, select(whole, index))
-            _check_logits(tier, _tried(tier, module, sample), (len(self.exits(tier)), len(sample), classes))
+            _check_logits(tier, _try_module(tier, module, sample), (len(self.exits(tier)), len(sample), classes))
         self._check_exits({tier: list(module(sample)) for tier, module in modules.items()})
 
     def _check_exits(self, logits: Mapping[str, Sequence[Tensor]]) -> None:
-        """With the same weights a tier computes what its exit computes in the tiers that contain it."""
+        """Checks that with the same weights a tier computes what its exit computes in the tiers that contain it."""
         for tier in self.tiers:
             for place, name in enumerate(self.exits(tier)):
                 if not torch.allclose(logits[tier][place], logits[name][-1], rtol=1e-3, atol=1e-4):
                     raise UserError(
                         f"Assumption 1 is broken: with the same weights, exit {place + 1} of tier {tier!r} and the "
-                        f"last exit of tier {name!r} differ: exits must come shallowest first, and compute the same"
+                        f"last exit of tier {name!r} differ: return the shallowest exit first, and compute it alike"
                     )
 
 
 def weights_of(module: nn.Module) -> Weights:
-    """A copy of the module's weights, by name."""
+    """Returns a copy of the module's weights, by name."""
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
 def find_reached_weights(module: nn.Module, outputs: Sequence[Tensor]) -> list[set[str]]:
-    """For each output of the module, the names of the weights that it depends on."""
+    """Returns, for each output of the module, the names of the weights that it depends on."""
     parameters = {n: p for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     names = []
     for output in outputs:
@@ -103,7 +124,7 @@ def find_reached_weights(module: nn.Module, outputs: Sequence[Tensor]) -> list[s
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy these weights into the module."""
+    """Copies weights into the module."""
     own = {**dict(module.named_buffers()), **module.state_dict()}
     with torch.no_grad():
         for name, tensor in weights.items():
@@ -127,13 +148,13 @@ def _refuse_buffers(tier: str, module: nn.Module) -> None:
         if name not in parameters:
             path, _, buffer = name.rpartition(".")
             raise UserError(
-                f"layer {path!r} ({type(module.get_submodule(path)).__name__}) of tier {tier!r} stores {buffer!r}, and "
-                "stored data statistics leak: use GroupNorm, or register a constant with persistent=False, or allow "
+                f"layer {path!r} ({type(module.get_submodule(path)).__name__}) of tier {tier!r} stores {buffer!r}: "
+                "statistics of the data leak it; use GroupNorm, or register a constant with persistent=False, or allow "
                 "averaging with average_buffers=True"
             )
 
 
-def _tried(tier: str, module: nn.Module, sample: Tensor) -> object:
+def _try_module(tier: str, module: nn.Module, sample: Tensor) -> object:
     try:
         return module.eval()(sample)
     except Exception as error:
@@ -150,6 +171,6 @@ def _check_logits(tier: str, logits: object, expected: tuple[int, int, int]) -> 
     if found != [(batch, classes)] * exits:
         raise UserError(
             f"the module of tier {tier!r} must return a list of {exits} logits of shape {(batch, classes)}, "
-            f"shallowest exit first; it returned {found}; the labels name {classes} classes, where the model has more "
-            "say so with classes=..."
+            f"shallowest exit first; it returned {found}; if the model has more classes than the {classes} of the "
+            "labels, pass classes=..."
         )

@@ -1,10 +1,10 @@
-"""How a network of images is computed on a CPU: in which memory layout, and by which library.
+"""Chooses the memory layout and the library with which a CPU computes an image network.
 
-With the channels last most networks are faster: 1.0 to 1.4 times with one torch thread in trials over widths 4 to 64,
+Most networks are faster with the channels last: 1.0 to 1.4 times with one torch thread, measured over widths 4 to 64,
 images of 8 to 32 pixels and batches of 10 and 50. They are slower with grouped convolutions and small batches (0.88 to
-0.98), and in bf16 with norms over few channels (0.6 to 0.97 below 32). Small convolutions with the channels last are
-then faster without oneDNN (1.0 to 3.2 times up to 4 million multiplications in a batch, 0.8 to 0.95 above).
-The rules look at layers and shapes, never at a clock, so that the same seed gives the same bytes everywhere.
+0.98), and in bf16 with norms over fewer than 32 channels (0.6 to 0.97). Small convolutions with the channels last are
+faster without oneDNN (1.0 to 3.2 times up to 4 million multiplications in a batch, 0.8 to 0.95 above).
+The rules depend on layers and shapes, never on a clock, so that the same seed gives the same bytes everywhere.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MARK = "_fedhen_small_convolutions"
 
 
 def apply_image_layout(module: nn.Module, sample: Tensor, precision: Precision, batch_size: int) -> nn.Module:
-    """Put a module's weights, and from now on its inputs, in the layout that is faster for it on a CPU."""
+    """Converts a module's weights, and from now on its inputs, to the layout that is faster on a CPU."""
     if sample.is_cuda or sample.dim() != 4 or not is_faster_with_channels_last(module, precision):
         return module
-    work = _multiplications(module, sample)
+    work = _count_multiplications(module, sample)
     if work:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         module.register_forward_pre_hook(_channels_last)
@@ -41,7 +41,7 @@ def apply_image_layout(module: nn.Module, sample: Tensor, precision: Precision, 
 
 
 def is_faster_with_channels_last(module: nn.Module, precision: Precision) -> bool:
-    """Whether a network of these layers is faster with the channels last."""
+    """Returns whether a network of these layers is faster with the channels last."""
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     norms = [layer for layer in module.modules() if isinstance(layer, nn.GroupNorm)]
     if precision.name == "bf16" and any(norm.num_channels < FEW for norm in norms):
@@ -51,7 +51,7 @@ def is_faster_with_channels_last(module: nn.Module, precision: Precision) -> boo
 
 @contextmanager
 def fast_convolutions(module: nn.Module) -> Iterator[None]:
-    """Inside, the module's convolutions are computed by the library that is faster for them."""
+    """Computes the module's convolutions with the library that is faster for them."""
     onednn: Any = torch.backends.mkldnn
     before = onednn.enabled
     onednn.enabled = before and not getattr(module, MARK, False)
@@ -61,10 +61,10 @@ def fast_convolutions(module: nn.Module) -> Iterator[None]:
         onednn.enabled = before
 
 
-def _multiplications(module: nn.Module, sample: Tensor) -> list[float]:
-    """The multiplications of each convolution for one image; none if the module cannot bear the channels last.
+def _count_multiplications(module: nn.Module, sample: Tensor) -> list[float]:
+    """Counts each convolution's multiplications for one image; returns [] if the module does not work channels last.
 
-    A copy must give the same logits in both layouts: a `view` may fail where a `reshape` would not.
+    A copy must compute the same logits in both layouts: a `view` may fail where a `reshape` would not.
     """
     found: list[float] = []
 
@@ -73,19 +73,19 @@ def _multiplications(module: nn.Module, sample: Tensor) -> list[float]:
         found.append(output[0].numel() * layer.weight[0].numel())
 
     try:
-        trial = copy.deepcopy(module).eval()
+        clone = copy.deepcopy(module).eval()
         with seeds.randomness(0, "layout"), torch.no_grad():
-            before = list(trial(sample))
-            trial.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            for layer in trial.modules():
+            before = list(clone(sample))
+            clone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for layer in clone.modules():
                 if isinstance(layer, nn.Conv2d):
                     layer.register_forward_hook(count)
-            after = list(trial(sample.contiguous(memory_format=torch.channels_last)))
+            after = list(clone(sample.contiguous(memory_format=torch.channels_last)))
     except RuntimeError:
         return []
     pairs = zip(before, after, strict=True)
-    alike = all(torch.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True) for one, other in pairs)
-    return found if alike else []
+    same = all(torch.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True) for one, other in pairs)
+    return found if same else []
 
 
 def _channels_last(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -20,18 +20,18 @@ from fedhen.models.pooling import MixPool
 from fedhen.params import take_corner
 
 MOST_BLOCKS = 1000
-"""Deeper networks do not train, and take minutes to be built."""
+"""Deeper networks do not train, and building them takes minutes."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of the network a tier has: its first stages, at a share of the channels."""
+    """The part of the network that a tier has: its first stages, with a share of the channels."""
 
     stages: int
     rate: float
 
     def fits(self, other: Size) -> bool:
-        """Whether it is part of that one."""
+        """Returns whether a network of this size is part of one of the other."""
         return self.stages <= other.stages and self.rate <= other.rate
 
 
@@ -53,13 +53,13 @@ class Shape:
     final_norm: bool = False
     nesting: str = "depth"
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Tier -> its share of the channels, where nesting is not by depth alone."""
+    """Tier -> its share of the channels, unless nesting is by depth."""
     scaler: bool = False
 
     def __post_init__(self) -> None:
         stages = len(self.widths)
         if not stages or len(self.blocks) != stages or len(self.strides) != stages:
-            raise UserError("model.widths, model.blocks and model.strides must have one value a stage each")
+            raise UserError("model.widths, model.blocks and model.strides must each have one value per stage")
         if min(self.widths + self.blocks + self.strides + (self.groups, self.exit_pool)) < 1:
             raise UserError("model.widths, blocks, strides, groups and exit_pool must be at least 1")
         self._check_size()
@@ -68,25 +68,23 @@ class Shape:
         for tier, rate in self.rates.items():
             if not 0 < rate <= 1:
                 raise UserError(
-                    f"model.rates.{tier} = {rate:g}: a tier's share of the channels is above 0 and at most 1"
+                    f"model.rates.{tier} = {rate:g}: a tier's share of the channels must be above 0 and at most 1"
                 )
-
         if self.nesting == "width" and list(self.rates.values()) != sorted(set(self.rates.values())):
             raise UserError("model.rates must rise from tier to tier, the smallest first")
 
     def _check_size(self) -> None:
-        """Refuse what no memory holds, before it is tried: the stages' 3×3 kernels and the exits' tables."""
+        """Refuses a network that does not fit the memory, by its 3×3 kernels and linear layers."""
         if sum(self.blocks) > MOST_BLOCKS:
-            raise UserError(f"model.blocks add up to {sum(self.blocks)}: at most {MOST_BLOCKS} can be")
+            raise UserError(f"model.blocks add up to {sum(self.blocks)}: at most {MOST_BLOCKS} are allowed")
         kernels = sum(
             9 * w * (i + (2 * b - 1) * w)
             for i, w, b in zip((0, *self.widths[:-1]), self.widths, self.blocks, strict=True)
         )
-        tables = max(self.widths) * self.classes * min(self.exit_pool, self.size) ** 2
-        if 4 * (kernels + tables) > free_memory(torch.device("cpu")):
-            raise UserError(
-                f"a model of {(kernels + tables) / 1e9:.1f} billion weights does not fit: lower model.widths"
-            )
+        linears = max(self.widths) * self.classes * min(self.exit_pool, self.size) ** 2
+        if 4 * (kernels + linears) > free_memory(torch.device("cpu")):
+            size = f"{(kernels + linears) / 1e9:.1f} billion weights"
+            raise UserError(f"a model of {size} does not fit in memory: lower model.widths")
 
     def _check_exits(self, stages: int) -> None:
         ends = list(self.exits.values())
@@ -100,10 +98,10 @@ class Shape:
                 raise UserError(f"model.exit_pool={self.exit_pool} does not divide {where}: 1 always does")
 
     def tiers(self) -> dict[str, Size]:
-        """Each tier's size, shallowest first."""
+        """Returns each tier's size, shallowest first."""
         names, stages = {"depth": self.exits, "width": self.rates, "both": self.exits}[self.nesting], len(self.widths)
         if self.nesting == "both" and self.exits.keys() != self.rates.keys():
-            raise UserError("model.exits and model.rates must name the same tiers where nesting is by both")
+            raise UserError("model.exits and model.rates must name the same tiers if model.nesting is both")
         return {
             tier: Size(
                 stages if self.nesting == "width" else self.exits[tier],
@@ -113,11 +111,11 @@ class Shape:
         }
 
     def width(self, stage: int, rate: float) -> int:
-        """Channels of a stage at that rate: HeteroFL's ceil(r·w)."""
+        """Returns the channels of a stage at that rate: HeteroFL's ceil(r·w)."""
         return math.ceil(rate * self.widths[stage - 1])
 
     def size_after(self, stage: int) -> int:
-        """Height and width after that many stages: a 3×3 convolution with padding 1 rounds up."""
+        """Returns height and width after that many stages; a 3×3 convolution with padding 1 rounds up."""
         size = self.size
         for stride in self.strides[:stage]:
             size = -(-size // stride)
@@ -125,7 +123,7 @@ class Shape:
 
 
 def preact_resnet(shape: Shape) -> Family:
-    """A tier for each of `shape.tiers()`: its stages and channels, its own exit, and the tiers nested in it."""
+    """Makes a family with the tiers of `shape.tiers()`: each its stages and channels, its exit and the nested tiers."""
     sizes = shape.tiers()
     nested = {
         tier: (*(t for t in sizes if sizes[t] != size and sizes[t].fits(size)), tier) for tier, size in sizes.items()
@@ -139,9 +137,9 @@ def preact_resnet(shape: Shape) -> Family:
 
 
 class PreActResNet(nn.Module):
-    """The first stages, at a share of the channels, with the exits that networks of these sizes need.
+    """The first stages, with a share of the channels, and the exits that networks of these sizes need.
 
-    It returns the logits of the exits that have its own number of channels, shallowest first.
+    It returns the logits of the exits that have its number of channels, shallowest first.
     """
 
     def __init__(self, shape: Shape, size: Size, exits: Sequence[Size]) -> None:
@@ -152,13 +150,12 @@ class PreActResNet(nn.Module):
         self.stages = nn.ModuleList(
             _stage(shape, k, (i, o), scale) for k, (i, o) in enumerate(zip([widths[0], *widths], widths, strict=False))
         )
-        # Keyed by stage, so that an exit has one name in all tiers; as wide as the widest network that ends there.
+        # Keyed by stage, so that an exit has the same name in all tiers; as wide as the widest network that ends there.
         rates = {k: max(s.rate for s in exits if s.stages == k) for k in sorted({s.stages for s in exits})}
         self.exits = nn.ModuleDict({str(k): _exit(shape, k, rate) for k, rate in rates.items()})
         self.read = tuple(k for k, rate in rates.items() if rate == size.rate)
 
     def forward(self, x: Tensor) -> Sequence[Tensor]:
-        """The logits of every exit that it can read, shallowest first."""
         x, logits = self.stem(x), []
         for k, stage in enumerate(self.stages, start=1):
             x = stage(x)
@@ -168,23 +165,22 @@ class PreActResNet(nn.Module):
 
 
 class Nested(PreActResNet):
-    """A tier's network; it returns the logits of every tier nested in it, its own last.
+    """A tier's network. It returns the logits of every tier nested in it, its own last.
 
-    Tiers with as many channels are exits of one pass. A tier with fewer channels is a pass of its own over the leading
-    corners of the weights, made when its logits are read.
+    Tiers with the same number of channels are exits of one pass. A tier with fewer channels takes a separate pass over
+    the leading corners of the weights, made when its logits are read.
     """
 
     def __init__(self, shape: Shape, size: Size, nested: Sequence[Size]) -> None:
         super().__init__(shape, size, nested)
         self.size, self.nested = size, tuple(nested)
-        # Shells without weights of their own; in a dict, so that they are no sub-modules.
+        # Shells without weights; in a dict, so that torch does not take them for sub-modules.
         with torch.device("meta"):
             self.shells = {
                 s: PreActResNet(shape, s, [t for t in nested if t.fits(s)]) for s in nested if s.rate != size.rate
             }
 
     def forward(self, x: Tensor) -> Sequence[Tensor]:
-        """The logits of every tier nested in it, its own last."""
         own = dict(zip(self.read, super().forward(x), strict=True))
         if not self.shells:
             return list(own.values())
@@ -200,7 +196,7 @@ class Nested(PreActResNet):
 
 
 class Block(nn.Module):
-    """A pre-activation basic block; a shortcut that changes the shape is a 1×1 convolution of the activated input."""
+    """A pre-activation basic block. A shortcut that changes the shape is a 1×1 convolution of the activated input."""
 
     def __init__(self, width_in: int, width: int, stride: int, groups: int, scale: float = 1.0) -> None:
         super().__init__()
@@ -213,15 +209,14 @@ class Block(nn.Module):
         self.shortcut = nn.Conv2d(width_in, width, 1, stride=stride, bias=False) if changes else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x, or its shortcut, plus two convolutions of normalised activations."""
-        active = F.relu(self.norm1(scaled(x, self.scale, self.training)))
+        active = F.relu(self.norm1(scale_channels(x, self.scale, self.training)))
         kept = x if self.shortcut is None else self.shortcut(active)
-        out: Tensor = self.conv2(F.relu(self.norm2(scaled(self.conv1(active), self.scale, self.training))))
+        out: Tensor = self.conv2(F.relu(self.norm2(scale_channels(self.conv1(active), self.scale, self.training))))
         return out + kept
 
 
-def scaled(x: Tensor, scale: float, training: bool) -> Tensor:
-    """HeteroFL's scaler: in training, divided by the share of the channels."""
+def scale_channels(x: Tensor, scale: float, training: bool) -> Tensor:
+    """HeteroFL's scaler: divides by the share of the channels in training."""
     return x / scale if training and scale != 1 else x
 
 
@@ -233,14 +228,13 @@ class GlobalPool(nn.Module):
         self.norm, self.scale = norm, scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pool to 1×1."""
         if self.norm is not None:
-            x = F.relu(self.norm(scaled(x, self.scale, self.training)))
+            x = F.relu(self.norm(scale_channels(x, self.scale, self.training)))
         return x.mean((2, 3))
 
 
 def group_norm(groups: int, width: int) -> nn.GroupNorm:
-    """GroupNorm with that many groups, or with the largest number of them that divides a narrow layer."""
+    """Returns a GroupNorm with the greatest common divisor of `groups` and the width as its groups."""
     return nn.GroupNorm(math.gcd(groups, width), width)
 
 

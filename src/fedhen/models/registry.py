@@ -1,4 +1,4 @@
-"""Model families by name."""
+"""Makes model families by name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fedhen.models.preact_resnet import Shape, preact_resnet
 
 
 def make_family(config: Config, inputs: tuple[int, ...], classes: int) -> Family:
-    """The model family that a configuration names, for inputs of that shape."""
+    """Returns the model family that a configuration names, for inputs of that shape."""
     model = config.model
     if model.family == OWN:
-        raise UserError("the model family of this run was given in Python: give it again from Python, as family=...")
+        raise UserError("the model family of this run was passed from Python: pass it again from Python, as family=...")
     if model.family != "preact-resnet":
         raise unknown_name("model family", model.family, ["preact-resnet"])
     if len(inputs) != 3 or inputs[1] != inputs[2]:

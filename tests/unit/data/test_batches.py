@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhen.data.batches import PADDING, make_batch, plan_visits
+from fedhen.data.augmentation import PADDING
+from fedhen.data.batches import make_batch, plan_visits
 from fedhen.data.dataset import Data, Normalisation
 
 
@@ -48,19 +49,21 @@ def test_crop_and_flip_against_one_image_at_a_time(augmentation: str) -> None:
         normal = (image - np.array(mean)[:, None, None]) / np.array(std)[:, None, None]
         padded = np.zeros((3, 8 + 2 * PADDING, 8 + 2 * PADDING))
         padded[:, PADDING : PADDING + 8, PADDING : PADDING + 8] = normal
-        left_alone = augmentation == "half-crop-flip" and not plan.crops[visit]
-        top, left = (PADDING, PADDING) if left_alone else plan.corners[visit]
+        left_alone = augmentation == "half-crop-flip" and not plan.draws.crops[visit]
+        top, left = (PADDING, PADDING) if left_alone else plan.draws.corners[visit]
         window = padded[:, top : top + 8, left : left + 8]
-        expected = window[:, :, ::-1] if plan.flips[visit] else window
+        expected = window[:, :, ::-1] if plan.draws.flips[visit] else window
         np.testing.assert_allclose(x[visit].numpy(), expected, rtol=1e-5, atol=1e-6)
         assert y[visit] == labels[example]
-    assert plan.flips.any() and not plan.flips.all() and plan.crops.any() and not plan.crops.all()
+    assert (
+        plan.draws.flips.any() and not plan.draws.flips.all() and plan.draws.crops.any() and not plan.draws.crops.all()
+    )
 
 
 def test_crops_reach_every_corner_evenly() -> None:
     plan = plan_visits(np.arange(5000), 2, 50, False, (0, 1, 0))
-    counts = np.bincount(plan.corners.ravel())
+    counts = np.bincount(plan.draws.corners.ravel())
     assert len(counts) == 2 * PADDING + 1
     assert counts.min() > 0.9 * counts.mean()
-    for coins in (plan.flips, plan.crops, plan.flips ^ plan.crops):
+    for coins in (plan.draws.flips, plan.draws.crops, plan.draws.flips ^ plan.draws.crops):
         assert abs(coins.mean() - 0.5) < 0.03

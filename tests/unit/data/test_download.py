@@ -207,8 +207,8 @@ def test_the_next_command_goes_on_with_what_the_last_one_left(tmp_path: Path) ->
     with serving("break:5000", "break:0") as server, pytest.raises(UserError) as error:
         download.download_file(TINY, tmp_path, url=server.url)
     text = one_line(error)
-    assert server.url in text and f"broke off after 5000 of {len(GOOD)} bytes" in text
-    assert "run the command again to go on" in text
+    assert server.url in text and f"broke after 5000 of {len(GOOD)} bytes" in text
+    assert "run the command again, or use a copy" in text
     assert server.asked == [None] + ["bytes=5000-"] * len(download.WAITS)
     assert files_in(tmp_path) == {f"{ARCHIVE}.part": GOOD[:5000]}
     with serving("good") as server:
@@ -251,7 +251,7 @@ def test_a_part_of_the_full_size_is_verified_and_a_longer_one_thrown_away(
     [
         ("garbage", f"MD5 {hashlib.md5(b'<html>please log in</html>').hexdigest()} instead of {TINY.md5}"),
         ("404", "the server answers 404 Not Found"),
-        ("endless", "is larger than the data it should hold"),
+        ("endless", "is larger than the data set"),
     ],
 )
 def test_a_server_without_the_archive_gets_one_line_and_leaves_nothing(tmp_path: Path, script: str, says: str) -> None:
@@ -268,7 +268,7 @@ def test_no_server_at_all_gets_one_line(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/{ARCHIVE}"
         with pytest.raises(UserError) as error:
             download.download_file(TINY, tmp_path, url=url)
-    assert f"cannot download {url}: Connection refused; run the command again to go on" in one_line(error)
+    assert f"cannot download {url}: Connection refused; run the command again, or use a copy" in one_line(error)
 
 
 # Where nothing can be written
@@ -308,7 +308,7 @@ def test_a_full_disk_is_noticed_before_it_is_full(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, needed - 1))
         with pytest.raises(UserError) as error:
             download.download_file(TINY, tmp_path, url=server.url)
-        assert "has 1 MB left and 1 MB are needed: make room" in one_line(error)
+        assert "has 1 MB left, and 1 MB are needed: free some space" in one_line(error)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, needed))
         download.download_file(TINY, tmp_path, url=server.url)
 
@@ -317,11 +317,11 @@ def test_a_disk_that_fills_up_gets_one_line(tmp_path: Path) -> None:
     (tmp_path / ARCHIVE).write_bytes(GOOD)
     with files_of_at_most(100_000), pytest.raises(UserError) as error:
         archives.unpack(TINY, tmp_path / ARCHIVE, tmp_path)
-    assert f"cannot write to {tmp_path}: File too large; make room" in one_line(error)
+    assert f"cannot write to {tmp_path}: File too large; free some space" in one_line(error)
     assert files_in(tmp_path) == {ARCHIVE: GOOD}
     with serving("good") as server, files_of_at_most(100_000), pytest.raises(UserError) as error:
         download.download_file(TINY, tmp_path / "other", url=server.url)
-    assert "File too large; make room" in one_line(error)
+    assert "File too large; free some space" in one_line(error)
 
 
 # Archives
@@ -343,105 +343,26 @@ def test_only_the_data_files_are_unpacked_and_the_reader_takes_them(tmp_path: Pa
     assert np.array_equal(np.concatenate([data.x, data.x_test]).reshape(90, -1), rows[:, 1:])
 
 
-HOSTILE: dict[str, Callable[[tarfile.TarFile], None]] = {
-    "absolute": lambda tar: add(tar, "/tmp/fedhen-evil", b"evil"),
-    "parent": lambda tar: add(tar, "../evil", b"evil"),
-    "parent within": lambda tar: add(tar, f"{FOLDER}/../../evil", b"evil"),
-    "parent of another system": lambda tar: add(tar, "..\\evil", b"evil"),
-    "drive": lambda tar: add(tar, "C:/evil", b"evil"),
-    "symbolic link": lambda tar: add(tar, f"{FOLDER}/batches", kind=tarfile.SYMTYPE, link="/etc"),
-    "symbolic link as data": lambda tar: add(tar, f"{FOLDER}/test_batch.bin", kind=tarfile.SYMTYPE, link="/etc/passwd"),
-    "hard link": lambda tar: add(tar, f"{FOLDER}/hard", kind=tarfile.LNKTYPE, link="/etc/passwd"),
-    "character device": lambda tar: add(tar, f"{FOLDER}/null", kind=tarfile.CHRTYPE),
-    "block device": lambda tar: add(tar, f"{FOLDER}/disk", kind=tarfile.BLKTYPE),
-    "pipe": lambda tar: add(tar, f"{FOLDER}/pipe", kind=tarfile.FIFOTYPE),
+OTHERS = {
+    "one more byte": GOOD + b"0",
+    "cut off": GOOD[: len(GOOD) // 2],
+    "not zipped": gzip.decompress(GOOD),
+    "empty": b"",
+    "altered file": archive(test_batch=bytes(61_460)),
+    "file outside": archive(lambda tar: add(tar, "../evil", b"evil")),
+    "link as data": archive(lambda tar: add(tar, f"{FOLDER}/more", kind=tarfile.SYMTYPE, link="/etc/passwd")),
+    "bomb": archive(lambda tar: add(tar, f"{FOLDER}/more", bytes(30_000_000))),
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_one_hostile_member_at_the_end_refuses_the_whole_archive(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(UserError) as error:
-        unpack(archive(HOSTILE[kind]), tmp_path)
-    assert "is refused: its member" in one_line(error)
-    assert ("a link or a device" if "link" in kind or "device" in kind or kind == "pipe" else "leads out") in one_line(
-        error
-    )
-    assert list((tmp_path / "out").iterdir()) == [] and sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
-    assert not Path("/tmp/fedhen-evil").exists()
-
-
-def huge_claim(tar: tarfile.TarFile) -> None:
-    member = tarfile.TarInfo(f"{FOLDER}/more")
-    member.size = 1 << 60
-    tar.addfile(member)
-
-
-def huge_name(tar: tarfile.TarFile) -> None:
-    member = tarfile.TarInfo(f"{FOLDER}/more")
-    member.pax_headers = {"comment": "0" * 30_000_000}
-    tar.addfile(member)
-
-
-@pytest.mark.parametrize(
-    "bomb",
-    [lambda tar: add(tar, f"{FOLDER}/more", bytes(30_000_000)), huge_claim, huge_name],
-    ids=["zeros", "claim", "name"],
-)
-def test_a_bomb_is_refused_before_it_goes_off(tmp_path: Path, bomb: Callable[[tarfile.TarFile], None]) -> None:
-    with pytest.raises(UserError) as error:
-        unpack(archive(bomb), tmp_path)
-    assert "is refused" in one_line(error) and list((tmp_path / "out").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (archive(test_batch=CONTENTS["test_batch.bin"] + b"0"), "test_batch.bin has more than 61460 bytes"),
-        (archive(test_batch=CONTENTS["test_batch.bin"][:-1]), "test_batch.bin has fewer than 61460 bytes"),
-        (archive(test_batch=bytes(61_460)), "test_batch.bin was altered: its SHA-1 is not the published one"),
-        (GOOD[: len(GOOD) // 2], "is not a whole .tar.gz archive"),
-        (gzip.decompress(GOOD), "is not a whole .tar.gz archive"),
-        (gzip.compress(b"not a tar" * 1000), "is not a whole .tar.gz archive"),
-        (gzip.compress(b""), "is not a whole .tar.gz archive"),
-        (b"", "is not a whole .tar.gz archive"),
-    ],
-    ids=["longer", "shorter", "altered", "truncated", "not zipped", "not tar", "zipped nothing", "empty"],
-)
-def test_a_damaged_archive_leaves_what_was_there(tmp_path: Path, content: bytes, says: str) -> None:
+@pytest.mark.parametrize("kind", OTHERS)
+def test_an_archive_without_the_published_checksum_is_not_opened(tmp_path: Path, kind: str) -> None:
     unpack(GOOD, tmp_path)
     with pytest.raises(UserError) as error:
-        unpack(content, tmp_path)
-    assert says in one_line(error)
-    assert files_in(tmp_path / "out") == UNPACKED
-
-
-def test_an_archive_of_something_else_lacks_the_files(tmp_path: Path) -> None:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        add(tar, f"elsewhere/{FOLDER}/test_batch.bin", CONTENTS["test_batch.bin"])
-        add(tar, f"{FOLDER}/data_batch_1.bin", kind=tarfile.DIRTYPE)
-    with pytest.raises(UserError, match=r"lacks data_batch_1\.bin, data_batch_2\.bin, test_batch\.bin") as error:
-        unpack(packed.getvalue(), tmp_path)
-    assert one_line(error) and list((tmp_path / "out").iterdir()) == []
-
-
-def test_no_flipped_byte_breaks_more_than_the_archive(tmp_path: Path) -> None:
-    """A byte of a header anywhere, within gzip's stream and outside: the right files or one line."""
-    plain = bytearray(gzip.decompress(GOOD))
-    rng = np.random.default_rng(0)
-    headers = [place for place in range(0, len(plain), 512) if plain[place + 257 : place + 262] == b"ustar"]
-    assert len(headers) == 5
-    refused = 0
-    for _ in range(150):
-        place = int(rng.choice(headers) + rng.integers(0, 512))
-        changed = plain[:place] + bytes([rng.integers(0, 256)]) + plain[place + 1 :]
-        try:
-            assert unpack(gzip.compress(changed, 1), tmp_path) == UNPACKED
-        except UserError as error:
-            assert "\n" not in str(error)
-            refused += 1
-        shutil.rmtree(tmp_path / "out")
-    assert refused > 50
+        unpack(OTHERS[kind], tmp_path)
+    found = hashlib.md5(OTHERS[kind]).hexdigest()
+    assert f"is not the official {ARCHIVE}: its MD5 is {found}, not {TINY.md5}" in one_line(error)
+    assert files_in(tmp_path / "out") == UNPACKED and sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
 
 
 # What the user already has
@@ -458,7 +379,7 @@ def test_a_copy_in_hand_is_taken_without_the_network(tmp_path: Path, given: str)
 
 
 def test_a_copy_that_is_not_the_published_one_is_not_taken(tmp_path: Path) -> None:
-    (tmp_path / "other.tar.gz").write_bytes(archive(HOSTILE["pipe"]))
+    (tmp_path / "other.tar.gz").write_bytes(OTHERS["file outside"])
     (tmp_path / "empty").mkdir()
     unpack(GOOD, tmp_path)
     folder = tmp_path / "out" / FOLDER
@@ -486,7 +407,7 @@ def test_every_file_is_verified(tmp_path: Path) -> None:
     assert verify(TINY, root) == [
         ("data_batch_1.bin", "is missing"),
         ("data_batch_2.bin", "has 5 bytes instead of 92190"),
-        ("test_batch.bin", "was altered: its SHA-1 is another"),
+        ("test_batch.bin", "was altered: its SHA-1 is not the published one"),
     ]
 
 

@@ -16,7 +16,9 @@ import torch
 from PIL import Image
 
 from fedhen.config.settings import DataConfig
-from fedhen.data import image_folder, sources
+from fedhen.data.npz import ARRAYS
+from fedhen.data.pixels import IMAGES_AT_ONCE
+from fedhen.data.sources import load_data, read_own_data
 from fedhen.errors import UserError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -35,7 +37,7 @@ def save(path: Path, image: Array) -> Array:
 
 def refused(path: Path) -> str:
     with pytest.raises(UserError) as error:
-        image_folder.read_own_data(path)
+        read_own_data(path)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -54,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_grey_images_are_read_as_they_are_with_labels_in_the_order_of_names(folder: Path) -> None:
-    data = image_folder.read_own_data(folder)
+    data = read_own_data(folder)
     assert data.x.shape == (8, 1, 4, 5) and data.x_test.shape == (2, 1, 4, 5) and data.x.dtype == torch.uint8
     assert data.classes == 2
     for part, x, y in (("train", data.x, data.y), ("test", data.x_test, data.y_test)):
@@ -75,10 +77,10 @@ def test_the_order_mixes_the_classes_and_is_always_the_same(tmp_path: Path) -> N
         for name in "ab":
             for k in range(50):
                 save(tmp_path / part / name / f"{k}.png", pixels(2, 2))
-    first, second = image_folder.read_own_data(tmp_path), image_folder.read_own_data(tmp_path)
+    first, second = read_own_data(tmp_path), read_own_data(tmp_path)
     assert torch.equal(first.x, second.x) and torch.equal(first.y, second.y)
     assert set(first.y[:20].tolist()) == set(first.y_test[:20].tolist()) == {0, 1}
-    some = sources.load_data(DataConfig(name=str(tmp_path), limit=20), tmp_path)
+    some = load_data(DataConfig(name=str(tmp_path), limit=20), tmp_path)
     assert torch.equal(some.y, first.y[:20])
 
 
@@ -86,7 +88,7 @@ def test_one_coloured_image_makes_all_of_them_rgb(folder: Path) -> None:
     colour = save(folder / "train" / "cat" / "colour.PNG", pixels(4, 5, 3))
     grey = np.asarray(Image.open(folder / "test" / "dog" / "0.png"))
     Image.fromarray(grey).convert("1").save(folder / "train" / "dog" / "two-tone.png")
-    data = image_folder.read_own_data(folder)
+    data = read_own_data(folder)
     assert data.x.shape == (10, 3, 4, 5)
     assert any(np.array_equal(image, colour.transpose(2, 0, 1)) for image in data.x.numpy())
     (dog,) = data.x_test[data.y_test == 1].numpy()
@@ -108,7 +110,7 @@ def test_jpeg_palettes_and_alpha_are_read_as_pillow_shows_them(tmp_path: Path) -
     (tmp_path / "train" / "one" / ".hidden.png").write_bytes(b"")
     (tmp_path / "train" / "one" / "notes.txt").write_text("not an image")
     (tmp_path / "train" / "readme.txt").write_text("not a class")
-    data = image_folder.read_own_data(tmp_path)
+    data = read_own_data(tmp_path)
     expected = sorted(
         np.asarray(Image.open(tmp_path / "train" / "one" / name).convert("RGB")).transpose(2, 0, 1).tobytes()
         for name in ("a.jpg", "b.jpeg", "c.png", "d.png")
@@ -119,7 +121,7 @@ def test_jpeg_palettes_and_alpha_are_read_as_pillow_shows_them(tmp_path: Path) -
 def test_a_flat_channel_is_shifted_and_not_divided_by_nothing(tmp_path: Path) -> None:
     for part in ("train", "test"):
         save(tmp_path / part / "one" / "flat.png", np.full((3, 3), 7, np.uint8))
-    data = image_folder.read_own_data(tmp_path)
+    data = read_own_data(tmp_path)
     assert data.normalisation is not None and data.normalisation.std == (1.0,)
     assert data.inputs(data.x).tolist() == [[[[0.0] * 3] * 3]]
 
@@ -131,17 +133,17 @@ def test_an_image_of_another_size_is_named(folder: Path) -> None:
 
 def test_folders_that_do_not_fit_are_named(folder: Path) -> None:
     save(folder / "test" / "bird" / "0.png", pixels(4, 5))
-    assert "class 'bird' is not in train" in refused(folder)
+    assert "class 'bird' appears in test/ but not in train/: remove it" in refused(folder)
     (folder / "test" / "bird" / "0.png").rename(folder / "test" / "bird" / "0.webp")
     (folder / "test" / "bird").rename(folder / "train" / "bird")
-    assert f"{folder / 'train' / 'bird' / '0.webp'} is no PNG or JPEG image" in refused(folder)
+    assert f"{folder / 'train' / 'bird' / '0.webp'} is not a PNG or JPEG image" in refused(folder)
     (folder / "train" / "bird" / "0.webp").unlink()
-    assert f"{folder / 'train' / 'bird'} holds no .png, .jpg, .jpeg image" in refused(folder)
+    assert f"{folder / 'train' / 'bird'} contains no .png, .jpg, .jpeg image" in refused(folder)
     (folder / "train" / "bird").rmdir()
     (folder / "test").rename(folder / "tests")
-    assert f"{folder / 'test'} is not there" in refused(folder)
+    assert f"{folder / 'test'} does not exist" in refused(folder)
     (folder / "test").mkdir()
-    assert f"{folder / 'test'} holds no folders" in refused(folder)
+    assert f"{folder / 'test'} contains no folders" in refused(folder)
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -149,7 +151,7 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A PNG that claims that size, and is a few bytes."""
+    """A PNG that declares that size, and is a few bytes."""
     head = chunk(b"IHDR", pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
@@ -157,12 +159,12 @@ def png_of(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"GIF89a", "is damaged, or no PNG or JPEG image"),
-        (b"", "is damaged, or no PNG or JPEG image"),
+        (b"GIF89a", "is damaged, or not a PNG or JPEG image"),
+        (b"", "is damaged, or not a PNG or JPEG image"),
         (b"truncated", "cannot be read"),
-        (png_of(10_000, 10_000), "claims to have more than"),
-        (png_of(60_000, 60_000), "claims to have more than"),
-        (b"deep", "has more than 8 bits a pixel (mode I;16)"),
+        (png_of(10_000, 10_000), "declares more than"),
+        (png_of(60_000, 60_000), "declares more than"),
+        (b"deep", "has more than 8 bits per pixel (mode I;16)"),
     ],
     ids=["other format", "empty", "truncated", "large", "bomb", "16 bits"],
 )
@@ -201,7 +203,7 @@ def npz(path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("kind", [np.uint8, np.float64, ">f4"])
 def test_images_in_every_layout_become_channels_first(tmp_path: Path, shape: tuple[int, ...], kind: Any) -> None:
     x, x_test = pixels(6, *shape).astype(kind), pixels(3, *shape).astype(kind)
-    data = image_folder.read_own_data(npz(tmp_path, x_train=x, x_test=x_test))
+    data = read_own_data(npz(tmp_path, x_train=x, x_test=x_test))
     where = "nchw" if len(shape) == 2 or shape[0] in (1, 3) else "nhwc"
     full = x[:, None] if len(shape) == 2 else x
     expected = np.einsum(f"{where}->nchw", full.astype(np.float32))
@@ -218,13 +220,13 @@ def test_images_in_every_layout_become_channels_first(tmp_path: Path, shape: tup
 def test_other_floats_keep_their_shape(tmp_path: Path) -> None:
     for shape in ((7,), (8, 2, 2), (2, 3, 2, 2)):
         x = RNG.normal(size=(6, *shape))
-        data = image_folder.read_own_data(npz(tmp_path, x_train=x, x_test=x[:3]))
+        data = read_own_data(npz(tmp_path, x_train=x, x_test=x[:3]))
         assert np.array_equal(data.x.numpy(), x.astype(np.float32)) and data.normalisation is None
 
 
 def test_many_images_are_counted_in_pieces(tmp_path: Path) -> None:
-    x = pixels(2 * image_folder.AT_ONCE + 7, 3, 3)
-    data = image_folder.read_own_data(npz(tmp_path, x_train=x, y_train=np.arange(len(x)) % 3, x_test=x[:3]))
+    x = pixels(2 * IMAGES_AT_ONCE + 7, 3, 3)
+    data = read_own_data(npz(tmp_path, x_train=x, y_train=np.arange(len(x)) % 3, x_test=x[:3]))
     assert data.normalisation is not None
     assert data.normalisation.mean == pytest.approx([x.mean()]) and data.normalisation.std == pytest.approx([x.std()])
 
@@ -233,14 +235,14 @@ def test_many_images_are_counted_in_pieces(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"x_test": None, "y_test": None}, "lacks x_test, y_test: it needs x_train, y_train, x_test, y_test"),
-        ({"x_train": np.array([{}] * 6)}, "holds more than plain numbers: Python objects (pickles) are not read"),
+        ({"x_train": np.array([{}] * 6)}, "holds Python objects (pickles), which are not read"),
         ({"x_train": np.array(["a"] * 6)}, "x_train must be bytes (uint8) or floats, found <U1"),
         ({"x_train": pixels(6, 4, 5).astype(int)}, "x_train must be bytes (uint8) or floats, found int64"),
         ({"x_train": pixels(6, 20)}, "x_train must be images of shape"),
         ({"x_train": pixels(6, 4, 5, 4)}, "x_train must be images of shape"),
         ({"x_train": np.zeros(6)}, "x_train must be images of shape"),
         ({"x_train": np.full((6, 4, 5), np.nan)}, "x_train holds numbers that are not finite"),
-        ({"x_test": np.zeros((3, 4, 5))}, "x_train and x_test are of two kinds"),
+        ({"x_test": np.zeros((3, 4, 5))}, "x_train and x_test have two types"),
         ({"x_test": pixels(3, 5, 4)}, "training inputs have shape (1, 4, 5), test inputs (1, 5, 4)"),
         ({"y_train": np.arange(5) % 3}, "6 inputs need as many labels"),
         (
@@ -250,7 +252,7 @@ def test_many_images_are_counted_in_pieces(tmp_path: Path) -> None:
         ({"y_train": np.zeros(6)}, "y_train must be whole numbers of shape (n,), found float64"),
         ({"y_train": np.array([1, 2, 3, 1, 2, 3])}, "y_train has 3 classes, so they must be 0 to 2, found 3"),
         ({"y_train": np.array([-1, 0, 1, 0, 1, 0])}, "y_train has 3 classes, so they must be 0 to 2, found -1"),
-        ({"y_train": np.array([0, 1, 0, 1, 0, 1])}, "class 2 is in y_test, but not in y_train"),
+        ({"y_train": np.array([0, 1, 0, 1, 0, 1])}, "class 2 appears in y_test but not in y_train"),
         ({"x_train": pixels(0, 4, 5), "y_train": np.zeros(0, int), "y_test": np.zeros(0, int)}, "no examples"),
     ],
 )
@@ -267,9 +269,9 @@ def test_pickles_are_not_opened_and_other_files_not_guessed_at(tmp_path: Path) -
 
     path = tmp_path / "own.npz"
     path.write_bytes(pickle.dumps(Evil()))
-    assert "holds more than plain numbers: Python objects (pickles) are not read" in refused(path)
+    assert "holds Python objects (pickles), which are not read" in refused(path)
     with zipfile.ZipFile(path, "w") as file:
-        for name in image_folder.ARRAYS:
+        for name in ARRAYS:
             file.writestr(f"{name}.npy", pickle.dumps(Evil()))
     assert refused(path) == f"{path}: x_train is not an array"
     assert not (tmp_path / "evil").exists()

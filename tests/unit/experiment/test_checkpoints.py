@@ -395,7 +395,7 @@ def test_resume_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["resume", str(tmp_path)]) == 2 and "is not a run folder" in capsys.readouterr().err
     train(tmp_path / "run", rounds=2)
     assert main(["resume", str(tmp_path / "run"), "--rounds", "4"]) == 2
-    assert "was given in Python" in capsys.readouterr().err
+    assert "was passed from Python" in capsys.readouterr().err
     assert main(["run", "digits", "--resume", "--force", "--out", str(tmp_path / "x")]) == 2
     assert main(["paper", "--resume", "--runs", str(tmp_path)]) == 2
     (tmp_path / "thesis").mkdir()

@@ -189,7 +189,7 @@ def test_buffers_are_averaged_where_the_user_allows_it() -> None:
     [
         ({"exits": {"simple": 2, "complex": 3}}, "the last stage among them"),
         ({"exits": {"simple": 4, "complex": 2}}, "rising order"),
-        ({"blocks": (1, 1)}, "one value a stage"),
+        ({"blocks": (1, 1)}, "one value per stage"),
         ({"exit_pool": 32}, "does not divide stage 2's 16×16 output"),
         ({"groups": 0}, "at least 1"),
     ],
@@ -255,9 +255,9 @@ def test_digits_models() -> None:
 
 def test_the_embedded_digits() -> None:
     """1,797 images of 8×8 with values 0 to 16; the first is a 0 whose first row is 0 0 5 13 9 1 0 0."""
-    from fedhen.data.sources import digits
+    from fedhen.data.digits import load_digits
 
-    data = digits()
+    data = load_digits()
     assert len(data.y) == 1437 and len(data.y_test) == 360
     assert data.y[:10].tolist() == list(range(10))
     assert data.x[0, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
@@ -274,7 +274,7 @@ def test_exits_in_the_wrong_order_are_refused() -> None:
     family = Family({"simple": lambda: Net(), "complex": lambda: Backwards(exits=2)})
     with pytest.raises(
         UserError,
-        match="exit 1 of tier 'complex' and the last exit of tier 'simple' differ: exits must come shallowest",
+        match="exit 1 of tier 'complex' and the last exit of tier 'simple' differ: return the shallowest exit first",
     ):
         family.check(torch.randn(2, 2), 4)
 

@@ -19,7 +19,7 @@ from fedhen.engines.cuda.layout import Layout, make_layout
 from fedhen.engines.cuda.waves import CannotCapture
 from fedhen.engines.equivalence import Batch, UnsupportedModule, check_supported
 from fedhen.engines.sequential import SequentialDevices
-from fedhen.hardware.precision import searching_convolutions
+from fedhen.hardware.precision import search_convolutions
 from fedhen.models.exits import mask_logits
 from fedhen.models.family import load_weights
 from fedhen.params import Weights
@@ -122,7 +122,7 @@ class Slot:
         search = size == self.population.config.training.batch_size
         graph, table = torch.cuda.CUDAGraph(), torch.zeros_like(state.blocks.begins, dtype=torch.int64)
         try:
-            with torch.cuda.stream(self.stream), searching_convolutions(search):
+            with torch.cuda.stream(self.stream), search_convolutions(search):
                 for _ in range(2):
                     self.begin.zero_()
                     self.step(size, table)
