@@ -62,13 +62,16 @@ def test_a_torn_last_line_is_dropped_and_said(run: Path, tmp_path: Path) -> None
         (lambda all: [*all[:2], all[3]], "rounds.jsonl is damaged from line 3 on: round 4 where 3 should be"),
         (lambda all: [*all[:2], all[1], *all[2:]], "from line 3 on: round 2 where 3 should be"),
         (lambda all: [*all[:2], "[" * 100_000 + "\n"], "from line 3 on: it is nested too deeply"),
-        (lambda all: [*all[:2], changed(all[2], bytes={"down": {"simple": -1}})], "from line 3 on: -1 is out of range"),
+        (
+            lambda all: [*all[:2], changed(all[2], bytes={"down": {"simple": -1}})],
+            "from line 3 on: bytes: -1 is out of range",
+        ),
         (lambda all: [*all[:2], changed(all[2], bytes={"down": {"simple": 1e300}})], "from line 3 on"),
-        (lambda all: [*all[:2], changed(all[2], active=None)], "from line 3 on: active is no list"),
+        (lambda all: [*all[:2], changed(all[2], active=None)], "from line 3 on: active: 'None' is not a list"),
         (lambda all: [*all[:2], changed(all[2], accuracy={"server": {}})], "from line 3 on: no 'devices'"),
         (lambda all: [*all[:2], all[2].replace("0.6", "NaN")], "from line 3 on: NaN is no number"),
-        (lambda all: [*all[:2], all[2].replace("0.6", "1e999")], "from line 3 on: 'inf' is no number"),
-        (lambda all: [*all[:2], all[2].replace("0.6", "60")], "from line 3 on: 60 is out of range"),
+        (lambda all: [*all[:2], all[2].replace("0.6", "1e999")], "from line 3 on: accuracy: 'inf' is no number"),
+        (lambda all: [*all[:2], all[2].replace("0.6", "60")], "from line 3 on: accuracy: 60 is out of range"),
         (lambda all: [*all[:2], all[2].replace("0.6", "9" * 5000)], "from line 3 on"),
         (lambda all: [*all[:2], "\x00" * 100 + "\n"], "from line 3 on"),
         (lambda all: all[:2], "it is finished, but rounds.jsonl ends early"),
@@ -79,7 +82,7 @@ def test_the_rounds_before_the_damage_count_and_the_run_is_marked_everywhere(
 ) -> None:
     (run / "rounds.jsonl").write_text("".join(damage(lines(run))))
     found = read_run(run)
-    assert [r["round"] for r in found.rounds] == [1, 2] and says in found.damage[0]
+    assert [r.round for r in found.rounds] == [1, 2] and says in found.damage[0]
     assert found.first(3).damage == found.damage
     assert found.first(2).damage == (), "what is lost comes later"
     whole = make_run("noside", CURVES)

@@ -104,7 +104,7 @@ def test_an_answer_that_is_none_is_left_out(spoil: Spoil, told: str, tmp_path: P
         here = played(inside, chosen, tmp_path / "fleet")
     there = with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated")
     (record,) = read_run(here).rounds
-    assert record["failed"] == [4] and record["active"] == [*range(6)] and record["dropped"] == []
+    assert record.failed == [4] and record.active == [*range(6)] and record.dropped == []
     (error,) = (json.loads(line) for line in (here / "errors.jsonl").read_text().splitlines())
     assert told in error["error"] and error["error"].isprintable() and len(error["error"]) <= 300
     assert same_models(here, there)
@@ -115,7 +115,7 @@ def test_nan_is_dropped(tmp_path: Path) -> None:
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000 - 7 * 4].app = spoiling(nan)
     here = played(inside, chosen, tmp_path / "fleet")
-    assert read_run(here).rounds[0]["dropped"] == [4]
+    assert read_run(here).rounds[0].dropped == [4]
     assert same_models(here, with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated"))
 
 
@@ -123,7 +123,7 @@ def test_nan_is_dropped(tmp_path: Path) -> None:
 def test_devices_that_diverge_are_dropped_as_in_a_simulation(local: str, tmp_path: Path) -> None:
     chosen = config("fedhen", local, "rounds=2", "training.lr=1e30", "training.clip=1e30")
     here, there = fleet(chosen, tmp_path / "fleet", tmp_path / "nodes"), simulated(chosen, tmp_path / "simulated")
-    assert read_run(here).rounds[0]["dropped"]
+    assert read_run(here).rounds[0].dropped
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
 
 
@@ -143,7 +143,7 @@ def test_an_answer_that_is_dropped_does_not_end_the_round(tmp_path: Path) -> Non
     inside = First(grid(assign_tiers(chosen), tmp_path / "nodes").nodes)
     inside.nodes[1000].app = spoiling(nan)
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
-    assert record["dropped"] == [0] and record["loss"] is not None and "late" not in record
+    assert record.dropped == [0] and record.loss is not None and not record.late
 
 
 def test_an_order_that_was_long_under_way_costs_no_later_memory(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_a_fleet_of_which_a_third_vanishes_each_round_finishes(tmp_path: Path) -
         node.silent = lambda group, device=device: bool(group) and (int(group) + device) % 3 == 0  # type: ignore[misc]
     here = played(inside, chosen, tmp_path / "fleet")
     answering = with_only(lambda t: [d for d in range(6) if (t + d) % 3], chosen, tmp_path / "simulated")
-    assert [len(record["late"]) for record in read_run(here).rounds] == [2] * 4
-    assert read_run(here).summary["late"] == 8  # type: ignore[index]
+    assert [len(record.late) for record in read_run(here).rounds] == [2] * 4
+    assert read_run(here).summary.late == 8  # type: ignore[union-attr]
     assert same_models(here, answering)
 
 
@@ -196,7 +196,7 @@ def test_more_are_asked_than_are_needed(tmp_path: Path) -> None:
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
-    assert record["active"] == [*range(6)] and record["late"] == [1, 5]
+    assert record.active == [*range(6)] and record.late == [1, 5]
 
 
 def test_enough_answers_end_a_round(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_enough_answers_end_a_round(tmp_path: Path) -> None:
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
-    assert record["late"] == [1, 5] and "failed" not in record
+    assert record.late == [1, 5] and not record.failed
 
 
 def test_a_device_that_is_not_connected_has_a_stand_in(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_server_without_test_data_trains_the_same_models(tmp_path: Path) -> No
         pass
     assert same_models(tmp_path / "blind", simulated(chosen, tmp_path / "simulated"))
     run = read_run(tmp_path / "blind")
-    assert "final" not in run.summary and not any("accuracy" in r for r in run.rounds)  # type: ignore[operator]
+    assert not run.summary.final and not any(r.accuracy for r in run.rounds)  # type: ignore[union-attr]
 
 
 def test_an_app_brings_its_own_models_and_data(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_the_recorded_bytes_are_those_that_travel(local: str, tmp_path: Path) ->
         node.app = app
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
     for way in ("down", "up"):
-        recorded = sum(record["bytes"][way].values())
+        recorded = sum(record.bytes[way].values())
         assert recorded <= seen[way] <= 1.1 * recorded
 
 

@@ -58,7 +58,7 @@ def test_a_disk_that_fills_up_in_mid_run(tmp_path: Path, mount: Mount, capsys: p
         assert main([*RUN, str(disk / "run")]) == 2
     run = read_run(disk / "run")
     assert 3 <= len(run.rounds) < 30 and run.summary is None
-    assert [r["round"] for r in run.rounds] == list(range(1, len(run.rounds) + 1))
+    assert [r.round for r in run.rounds] == list(range(1, len(run.rounds) + 1))
     assert not list(disk.rglob("*.part"))
     assert main(["report", str(disk / "run"), "--out", str(tmp_path / "report")]) == 0
     assert "Unfinished" in capsys.readouterr().out

@@ -261,7 +261,7 @@ def test_the_best_of_a_damaged_run_is_not_known() -> None:
 
 def test_the_servers_best_accuracies_are_its_own() -> None:
     run = federated("cifar10-iid", "fedhen", {"simple": [0.5, 0.6], "complex": [0.5, 0.7]})
-    run.rounds[0]["accuracy"]["server"]["simple"] = 0.65
+    run.rounds[0].accuracy["server"]["simple"] = 0.65
     assert cells(tables([run], "server")["accuracies"])["simple", "CIFAR-10", "IID"][0] == "65.00 (88.6)"
     assert cells(tables([run])["accuracies"])["simple", "CIFAR-10", "IID"][0] == "60.00 (88.6)"
 
@@ -273,7 +273,7 @@ def test_centralised_references_beside_the_papers() -> None:
         one_place("cifar10", "simple", 0.5, staircase(100, {100: 0.87}), seed=1),
         one_place("cifar100", "simple", 1.0, [0.1] * 37),
     ]
-    runs[0].rounds[-1]["accuracy"]["devices"]["complex"] = 0.1  # the server's model is the one
+    runs[0].rounds[-1].accuracy["devices"]["complex"] = 0.1  # the server's model is the one
     table = tables(runs)["centralised"]
     assert table.columns == ("Dataset", "Training data", "Final, %", "Best, %")
     assert cells(table) == {
@@ -431,7 +431,7 @@ def test_figures_say_what_has_not_been_run() -> None:
     assert said(empty[1]) == {"not run yet", "88.5", "87.5", "all data 93.0 (paper)", "half data 90.5 (paper)"}
     partial = [
         from_the_paper("cifar10-iid", "fedhen"),
-        federated("cifar10-iid", "noside", {"simple": [], "complex": []}),
+        federated("cifar10-iid", "noside", {"simple": [], "complex": []}, planned=1000),
     ]
     partial += [one_place("cifar10", "simple", 1.0, [0.88] * 100)]
     simple, complex_ = drawn(partial)[0][1].axes
@@ -529,7 +529,7 @@ def test_latex_compiles(all_runs: list[Run], tmp_path: Path) -> None:
 
 def test_the_servers_models_are_reported_on_request(tmp_path: Path) -> None:
     run = from_the_paper("cifar10-iid", "fedhen")
-    run.rounds[99]["accuracy"]["server"]["simple"] = 0.9
+    run.rounds[99].accuracy["server"]["simple"] = 0.9
     table = tables([run], kind="server")["table-1"]
     assert cells(table)["simple", "CIFAR-10", "84.4 %"][0] == "100 (289)"
     assert "server model" in table.meaning
@@ -564,8 +564,8 @@ def test_from_a_folder_from_nothing_and_into_what_is_no_folder(tmp_path: Path) -
 def test_it_needs_no_torch_and_its_tables_no_matplotlib() -> None:
     blocked = (
         "import sys; sys.modules['torch'] = sys.modules['matplotlib'] = None\n"
-        "from fedhen.reports.paper_runs import find\n"
-        "from fedhen.reports import paper, paper_tables\n"
-        "assert len(paper_tables.paper_tables(find([]), 'devices')) == 2\n"
+        "from fedhen.reports.paper.runs import find\n"
+        "from fedhen.reports.paper.tables import paper_tables\n"
+        "assert len(paper_tables(find([]), 'devices')) == 2\n"
     )
     subprocess.run([sys.executable, "-c", blocked], check=True)

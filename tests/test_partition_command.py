@@ -119,7 +119,7 @@ def test_what_is_written_is_always_the_same(tmp_path: Path) -> None:
 def test_the_drawing_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from fedhen.config import Config, DevicesConfig\n"
+        "from fedhen.config.settings import Config, DevicesConfig\n"
         "from fedhen.reports.partition import Partition, figure, table\n"
         "split = Partition(Config(devices=DevicesConfig(number=2, active=1)), [[1, 2], [3, 4]])\n"
         "figure(split), table(split)\n"

@@ -26,6 +26,7 @@ from fedhen.reports.rendering import Group, Table, to_latex, to_markdown, to_tex
 from fedhen.reports.tables import cost_table, make_tables, outcome_table
 from fedhen.reports.targets import Given, choose_targets
 from fedhen.runs.reader import Run, read_run
+from fedhen.runs.records import Timing
 from report_fixtures import Curves, make_run, staircase, write_folder
 
 # The paper's two tables: tier -> (accuracy, FedHeN, Decouple, NoSide, gain)
@@ -94,7 +95,7 @@ def test_an_accuracy_of_exactly_the_target_reaches_it() -> None:
 
 def test_the_kind_chooses_whose_model_is_scored() -> None:
     run = make_run("fedhen", {"simple": [0.5, 0.6, 0.7]})
-    run.rounds[0]["accuracy"]["server"]["simple"] = 0.65
+    run.rounds[0].accuracy["server"]["simple"] = 0.65
     assert rounds_to_target(run, "simple", 60, "devices") == 2
     assert rounds_to_target(run, "simple", 60, "server") == 1
 
@@ -158,7 +159,7 @@ def test_the_first_rounds_alone_are_looked_at_where_that_is_asked_for() -> None:
         make_run("noside", {"simple": [0.5, 0.6, 0.8]}, planned=4),
         make_run("decouple", {"simple": [0.7]}, planned=4),
     ]
-    runs[0].timing[2]["total"] = runs[0].timing[3]["total"] = 9.0
+    runs[0].timing[2:] = [Timing(3, 9.0), Timing(4, 9.0)]
     cut = [run.first(2) for run in runs]
     assert rows(runs, targets={"simple": [80]})["simple"] == [("80.0 %", "2", "3", "not yet", "–")]
     assert rows(cut, targets={"simple": [80]})["simple"] == [("80.0 %", "2", "not reached", "not yet", "–")]
@@ -192,7 +193,7 @@ def test_bytes_are_all_that_was_sent_until_the_round() -> None:
         make_run("fedhen", {"simple": staircase(500, {3: 0.9}), "complex": staircase(500, {2: 0.9})}),
         make_run("noside", {"simple": staircase(500, {30: 0.9}), "complex": staircase(500, {500: 0.9})}),
     ]
-    runs[0].rounds[1]["bytes"]["up"]["simple"] = 3_500_000  # and 2.5 MB more in round 2
+    runs[0].rounds[1].bytes["up"]["simple"] = 3_500_000  # and 2.5 MB more in round 2
     assert rows(runs, BYTES, {"simple": [90], "complex": [90]}) == {
         "simple": [("90.0 %", "14.5 MB", "120 MB", "8.3×")],  # 120 / 14.5 = 8.28
         "complex": [("90.0 %", "10.5 MB", "2000 MB", "190.5×")],  # one unit in a row; 2000 / 10.5 = 190.48
@@ -231,11 +232,10 @@ def test_several_seeds_give_mean_and_standard_deviation() -> None:
 
 def test_outcome_table_by_hand() -> None:
     run = make_run("fedhen", {"simple": [0.5, 0.9, 0.8123]})
-    run.rounds[0]["dropped"] = [4, 5]
-    run.rounds[2]["dropped"] = [4]
-    run.rounds[2]["accuracy"]["server"]["simple"] = 0.95
-    for record, seconds in zip(run.timing, (60.0, 2.0, 3.0), strict=True):
-        record["total"] = seconds  # the first round is slow to start
+    run.rounds[0].dropped.extend([4, 5])
+    run.rounds[2].dropped.append(4)
+    run.rounds[2].accuracy["server"]["simple"] = 0.95
+    run.timing[:] = [Timing(1, 60.0), Timing(2, 2.0), Timing(3, 3.0)]  # the first round is slow to start
     cells = {row[0]: row[1] for group in outcome_table(compare([run])).groups for row in group.rows}
     assert cells == {
         "all devices, final, %": "81.23",

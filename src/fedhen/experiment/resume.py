@@ -159,7 +159,7 @@ class RunStart:
     def recorded(self, number: int) -> list[Mapping[str, Any]]:
         """The records of that many rounds, every one as a report would read it."""
         try:
-            found: list[Mapping[str, Any]] = [*read_run(self.folder).rounds[:number]]
+            found: list[Mapping[str, Any]] = [record.to_dict() for record in read_run(self.folder).rounds[:number]]
         except UserError as error:
             raise DamagedCheckpoint(str(error)) from None
         if len(found) < number:

@@ -119,17 +119,17 @@ def _seeds(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 def rounds_done(run: Run) -> int:
     """The last recorded round, 0 before the first."""
-    return int(run.rounds[-1]["round"]) if run.rounds else 0
+    return run.rounds[-1].round if run.rounds else 0
 
 
 def rounds_planned(run: Run) -> int:
     """The rounds that the configuration asks for."""
-    return int(run.config.get("rounds", rounds_done(run)))
+    return run.settings.rounds
 
 
 def evaluated(run: Run) -> bool:
     """Whether some round has accuracies."""
-    return any("accuracy" in record for record in run.rounds)
+    return any(record.accuracy for record in run.rounds)
 
 
 def scored_kind(runs: Sequence[Run], asked: str | None) -> str:

@@ -81,7 +81,7 @@ def _draw(chart: Chart) -> Drawings:
 
 def _overview(comparison: Comparison) -> dict[str, str]:
     settings = _merge([run.config for run in comparison.runs])
-    shares = (run.config["tiers"].items() for run in comparison.runs)
+    shares = (run.settings.tiers.items() for run in comparison.runs)
     return {
         "Recipe": comparison.recipe,
         "Methods": ", ".join(map(comparison.heading, comparison.methods)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from statistics import median
+from typing import Literal
 
 from fedhen.reports.comparison import Comparison, rounds_done, rounds_planned, scored_kind
 from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Goal, Measure, cell, cost, gain, spread
@@ -94,7 +95,7 @@ def _cost_notes(comparison: Comparison, targets: Mapping[str, TierTargets], grou
 
 def resolution(runs: Sequence[Run]) -> list[str]:
     """How far apart the evaluations are, where that is not one round."""
-    steps = sorted({int(run.config.get("evaluation", {}).get("every", 1)) for run in runs})
+    steps = sorted({run.settings.evaluation.every for run in runs})
     if steps in ([], [1]):
         return []
     every = " or ".join(map(str, steps))
@@ -115,13 +116,13 @@ def outcome_table(comparison: Comparison) -> Table:
             if any(kind in run.kinds for run in comparison.runs)
             for end, pick in (("final", _last), ("best", max))
         ]
-        if any("ensemble" in record for run in comparison.runs for record in run.rounds):
+        if any(record.ensemble for run in comparison.runs for record in run.rounds):
             kind = scored_kind(comparison.runs, None)
             rows.append(row(f"{LABELS[kind]}, exits together, final, %", _ensemble(tier, kind)))
         groups.append(Group(f"{tier} model", (*rows, row("parameters", _parameters(tier)))))
-    took = [row("rounds", _rounds), row("bytes sent", _bytes), row("devices dropped", _left_out("dropped"))]
-    if any(record.get("failed") for run in comparison.runs for record in run.rounds):
-        took.append(row("devices failed", _left_out("failed")))
+    took = [row("rounds", _rounds), row("bytes sent", _bytes), row("devices dropped", _count_devices("dropped"))]
+    if any(record.failed for run in comparison.runs for record in run.rounds):
+        took.append(row("devices failed", _count_devices("failed")))
     groups.append(Group("run", (*took, row("seconds a round (median)", _seconds))))
     notes = [f"{SEEDS}."] if comparison.several_seeds else []
     return Table(
@@ -151,7 +152,7 @@ def _accuracy(tier: str, kind: str, pick: Callable[[Sequence[float]], float]) ->
 
 def _ensemble(tier: str, kind: str) -> Callable[[Sequence[Run]], str]:
     def show(runs: Sequence[Run]) -> str:
-        last = [[r["ensemble"][kind] for r in run.rounds if "ensemble" in r][-1:] for run in runs]
+        last = [[r.ensemble[kind] for r in run.rounds if r.ensemble][-1:] for run in runs]
         return spread([percent(found[0][tier]) for found in last if found and tier in found[0]], decimals=2)
 
     return show
@@ -159,9 +160,7 @@ def _ensemble(tier: str, kind: str) -> Callable[[Sequence[Run]], str]:
 
 def _parameters(tier: str) -> Callable[[Sequence[Run]], str]:
     def show(runs: Sequence[Run]) -> str:
-        counts = sorted(
-            {run.summary["parameters"][tier] for run in runs if run.summary is not None and tier in run.tiers}
-        )
+        counts = sorted({run.summary.parameters[tier] for run in runs if run.summary and tier in run.tiers})
         return " or ".join(f"{count:,}" for count in counts) or "–"
 
     return show
@@ -179,13 +178,13 @@ def _bytes(runs: Sequence[Run]) -> str:
     return BYTES.scale(sent)(sent) if sent else "–"
 
 
-def _left_out(why: str) -> Callable[[Sequence[Run]], str]:
+def _count_devices(outcome: Literal["dropped", "failed"]) -> Callable[[Sequence[Run]], str]:
     def show(runs: Sequence[Run]) -> str:
-        devices = [sum(len(record.get(why, ())) for record in run.rounds) for run in runs]
+        devices = [sum(len(getattr(record, outcome)) for record in run.rounds) for run in runs]
         return spread(devices, decimals=0 if len(runs) == 1 else 1)
 
     return show
 
 
 def _seconds(runs: Sequence[Run]) -> str:
-    return spread([median(each["total"] for each in run.timing) for run in runs if run.timing], decimals=2)
+    return spread([median(each.total for each in run.timing) for run in runs if run.timing], decimals=2)

@@ -61,7 +61,7 @@ def choose_targets(comparison: Comparison, given: Given = None, kind: str = "dev
 
 
 def _configured(comparison: Comparison, tier: str) -> list[float]:
-    return [each for run in comparison.runs for each in run.config.get("targets", {}).get(tier, [])]
+    return [each for run in comparison.runs for each in run.settings.targets.get(tier, [])]
 
 
 def show_percent(target: float) -> str:

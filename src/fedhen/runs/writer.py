@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -13,8 +14,9 @@ from typing import IO, Any
 from fedhen.errors import UserError
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import replace_file, write_json, write_text
-from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_text
+from fedhen.fileio.untrusted import PARSE_ERRORS
 from fedhen.runs.layout import CONFIG, ENVIRONMENT, ERRORS, FLEET, ROUNDS, SUMMARY, TIMING, resume_command
+from fedhen.runs.records import DeviceError, parse_record
 
 MOST_ERRORS = 100
 """Lines of errors.jsonl: what goes wrong more often goes wrong in the same way."""
@@ -38,10 +40,12 @@ def write_device_errors(folder: Path, number: int, failed: Mapping[int, str]) ->
     """Add a round's failed devices to those of the run; a round that is played again replaces its own."""
     if not failed:
         return
-    before = [line for line in untrusted.read_json_lines(folder / ERRORS, _check_error)[0] if line["round"] < number]
-    if len(before) < MOST_ERRORS:
-        now = [{"round": number, "device": device, "error": error} for device, error in failed.items()]
-        write_text(folder / ERRORS, "".join(json.dumps(line) + "\n" for line in [*before, *now][:MOST_ERRORS]))
+    before: list[DeviceError] = []
+    untrusted.read_json_lines(folder / ERRORS, lambda values, line: before.append(parse_record(DeviceError, values)))
+    kept = [error for error in before if error.round < number]
+    if len(kept) < MOST_ERRORS:
+        kept += [DeviceError(number, device, error) for device, error in failed.items()]
+        write_text(folder / ERRORS, "".join(json.dumps(asdict(error)) + "\n" for error in kept[:MOST_ERRORS]))
 
 
 class RunWriter:
@@ -105,7 +109,3 @@ def read_whole_lines(path: Path, last: int) -> list[bytes]:
 def _append(file: IO[str], value: Mapping[str, Any]) -> None:
     file.write(json.dumps(value, allow_nan=False) + "\n")
     file.flush()
-
-
-def _check_error(error: Mapping[str, Any], line: int) -> None:
-    _ = check_int(error["round"]), check_int(error["device"]), check_text(error["error"])

@@ -94,7 +94,7 @@ def reference_of(run: Run) -> Reference | None:
     data, _, kind = run.recipe.rpartition("-")
     if kind != "centralised":
         return None
-    place = (data, *run.tiers, run.config.get("data", {}).get("fraction", 1.0))
+    place = (data, *run.tiers, run.settings.data.fraction)
     return next((each for each in CENTRALISED if each == place), None)
 
 
