@@ -83,8 +83,8 @@ def test_the_rounds_before_the_damage_count_and_the_run_is_marked_everywhere(
     (run / "rounds.jsonl").write_text("".join(damage(lines(run))))
     found = read_run(run)
     assert [r.round for r in found.rounds] == [1, 2] and says in found.damage[0]
-    assert found.first(3).damage == found.damage
-    assert found.first(2).damage == (), "what is lost comes later"
+    assert found.truncate(3).damage == found.damage
+    assert found.truncate(2).damage == (), "what is lost comes later"
     whole = make_run("noside", CURVES)
     report = write_report([found, whole], tmp_path / "out", targets={"simple": [70]})
     note = "Damaged: fedhen, seed 0 (run): "
@@ -104,7 +104,7 @@ def test_lost_timing_costs_nothing_but_the_timing(run: Path) -> None:
     for content in ('{"round": 1}\n', "[]\n", '{"total": "x"}\n', '{"total": -1}\n'):
         (run / "timing.jsonl").write_text(content)
         found = read_run(run)
-        assert len(found.rounds) == 4 and found.timing == [] and found.first(2).damage == found.damage
+        assert len(found.rounds) == 4 and found.timing == [] and found.truncate(2).damage == found.damage
         assert found.damage[0].startswith("timing.jsonl is damaged from line 1 on")
 
 
@@ -184,15 +184,15 @@ def test_any_change_of_any_byte_is_one_line_or_a_report(data: st.DataObject) -> 
         except UserError as error:
             assert "\n" not in str(error)
             return
-        from fedhen.reports.comparison import compare, warnings
+        from fedhen.reports.comparison import compare, list_warnings
         from fedhen.reports.rendering import to_text
         from fedhen.reports.tables import make_tables
         from fedhen.reports.targets import choose_targets
 
         comparison = compare([found])
-        for table in make_tables(comparison, choose_targets(comparison, kind="server"), "server"):
+        for table in make_tables(comparison, choose_targets(comparison, owner="server"), "server"):
             assert to_text(table)
-        assert isinstance(warnings(comparison), list)
+        assert isinstance(list_warnings(comparison), list)
 
 
 @pytest.fixture(scope="module")

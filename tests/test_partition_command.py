@@ -22,7 +22,7 @@ from fedhen.data.published import PUBLISHED
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 from fedhen.experiment.build import build_experiment
-from fedhen.reports.partition import ALL, Partition, as_json, figure, table, write_partition
+from fedhen.reports.partition import ALL_DEVICES, Partition, draw_partition, make_table, to_dict, write_partition
 
 # Two simple devices and one complex one; by hand below.
 COUNTS = [[4, 0, 0], [1, 1, 2], [0, 6, 2]]
@@ -58,7 +58,7 @@ def test_statistics_by_hand() -> None:
             "classes": {"least": 2, "mean": 2, "most": 2},
             "top_class_share": 6 / 8,
         },
-        ALL: {
+        ALL_DEVICES: {
             "devices": 3,
             "images": {"least": 4, "mean": 16 / 3, "most": 8},
             "classes": {"least": 1, "mean": 2, "most": 3},
@@ -68,7 +68,7 @@ def test_statistics_by_hand() -> None:
 
 
 def test_the_table_says_the_same() -> None:
-    shown = table(SMALL)
+    shown = make_table(SMALL)
     assert shown.title == "mine: digits, Dirichlet split, α = 0.5, seed 3"
     assert shown.groups[0].rows == (
         ("simple", "2", "4 / 4.0 / 4", "1 / 2.0 / 3", "75.0 %"),
@@ -84,7 +84,7 @@ def brightness(panel: Axes, number: int) -> float:
 
 
 def test_the_picture_holds_every_count_and_marks_the_tiers() -> None:
-    upper, lower, *_ = figure(SMALL).axes
+    upper, lower, *_ = draw_partition(SMALL).axes
     (cells,) = lower.images
     assert np.array_equal(np.asarray(cells.get_array()), np.array(COUNTS).T)
     none, one, six = (brightness(lower, number) for number in (0, 1, 6))
@@ -98,7 +98,7 @@ def test_the_picture_holds_every_count_and_marks_the_tiers() -> None:
 
 
 def test_one_image_among_thousands_is_not_white() -> None:
-    _, lower, *_ = figure(Partition(CONFIG, [[1, 0, 9000], [1, 1, 1], [1, 1, 1]])).axes
+    _, lower, *_ = draw_partition(Partition(CONFIG, [[1, 0, 9000], [1, 1, 1], [1, 1, 1]])).axes
     assert brightness(lower, 1) < 0.95
 
 
@@ -110,7 +110,7 @@ def test_what_is_written_is_always_the_same(tmp_path: Path) -> None:
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     written = json.loads((tmp_path / "one" / "partition.json").read_text())
-    assert written == as_json(SMALL)
+    assert written == to_dict(SMALL)
     assert written["counts"] == COUNTS and written["tiers"] == {"simple": 2, "complex": 1} and written["seed"] == 3
     with Image.open(tmp_path / "one" / "partition.png") as picture:
         assert picture.width > 1000
@@ -145,7 +145,7 @@ def test_the_command_shows_the_split_that_a_run_trains_on(
     counts = [[sum(labels[i] == c for i in shard) for c in range(10)] for shard in data.shards]
     assert written["counts"] == counts
     tops = [max(row) / sum(row) for row in counts]
-    everyone = written["statistics"][ALL]
+    everyone = written["statistics"][ALL_DEVICES]
     assert everyone["top_class_share"] == pytest.approx(sum(tops) / 6)
     assert everyone["images"]["mean"] == 50 and sum(map(sum, counts)) == 300
     assert f"{100 * sum(tops) / 6:.1f} %" in shown
@@ -195,7 +195,7 @@ def dealt(recipe: str, out: Path) -> dict[str, Any]:
     counts = np.array(written["counts"])
     assert counts.shape == (100, files.classes)
     assert (counts.sum(1) == 500).all() and (counts.sum(0) == 50_000 // files.classes).all()
-    statistics: dict[str, Any] = written["statistics"][ALL]
+    statistics: dict[str, Any] = written["statistics"][ALL_DEVICES]
     return statistics
 
 

@@ -19,12 +19,12 @@ import pytest
 
 from fedhen.errors import UserError
 from fedhen.reports import auto_targets, compare, rounds_to_target, write_report
-from fedhen.reports.comparison import warnings
-from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, gain, unit_of
-from fedhen.reports.curves import line, looks
+from fedhen.reports.comparison import list_warnings
+from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, byte_unit, gain
+from fedhen.reports.curves import average_curves, choose_looks
 from fedhen.reports.rendering import Group, Table, to_latex, to_markdown, to_text
-from fedhen.reports.tables import cost_table, make_tables, outcome_table
-from fedhen.reports.targets import Given, choose_targets
+from fedhen.reports.tables import make_cost_table, make_outcome_table, make_tables
+from fedhen.reports.targets import RequestedTargets, choose_targets
 from fedhen.runs.reader import Run, read_run
 from fedhen.runs.records import Timing
 from report_fixtures import Curves, make_run, staircase, write_folder
@@ -51,9 +51,11 @@ PAPER: dict[str, dict[str, Rows]] = {
 }
 
 
-def rows(runs: Sequence[Run], measure: Measure = ROUNDS, targets: Given = None) -> dict[str, list[tuple[str, ...]]]:
+def rows(
+    runs: Sequence[Run], measure: Measure = ROUNDS, targets: RequestedTargets = None
+) -> dict[str, list[tuple[str, ...]]]:
     comparison = compare(runs)
-    table = cost_table(comparison, choose_targets(comparison, targets), "devices", measure)
+    table = make_cost_table(comparison, choose_targets(comparison, targets), "devices", measure)
     return {group.title.removesuffix(" model"): list(group.rows) for group in table.groups}
 
 
@@ -93,7 +95,7 @@ def test_an_accuracy_of_exactly_the_target_reaches_it() -> None:
         assert auto_targets([run], "simple")[0] == tenths / 10
 
 
-def test_the_kind_chooses_whose_model_is_scored() -> None:
+def test_the_owner_chooses_whose_model_is_scored() -> None:
     run = make_run("fedhen", {"simple": [0.5, 0.6, 0.7]})
     run.rounds[0].accuracy["server"]["simple"] = 0.65
     assert rounds_to_target(run, "simple", 60, "devices") == 2
@@ -160,16 +162,16 @@ def test_the_first_rounds_alone_are_looked_at_where_that_is_asked_for() -> None:
         make_run("decouple", {"simple": [0.7]}, planned=4),
     ]
     runs[0].timing[2:] = [Timing(3, 9.0), Timing(4, 9.0)]
-    cut = [run.first(2) for run in runs]
+    cut = [run.truncate(2) for run in runs]
     assert rows(runs, targets={"simple": [80]})["simple"] == [("80.0 %", "2", "3", "not yet", "–")]
     assert rows(cut, targets={"simple": [80]})["simple"] == [("80.0 %", "2", "not reached", "not yet", "–")]
     assert rows(cut[:2], targets={"simple": [80]})["simple"] == [("80.0 %", "2", "not reached", "> 1.0×")]
-    effort = {row[0]: row[1:] for group in outcome_table(compare(cut)).groups for row in group.rows}
+    effort = {row[0]: row[1:] for group in make_outcome_table(compare(cut)).groups for row in group.rows}
     assert effort["all devices, final, %"] == ("80.00", "60.00", "70.00")
     assert effort["rounds"] == ("2", "2", "1 of 2")
     assert effort["bytes sent"] == ("4.00 MB", "4.00 MB", "2.00 MB")
     assert effort["seconds a round (median)"] == ("1.50", "1.50", "1.50")
-    assert warnings(compare(cut)) == [
+    assert list_warnings(compare(cut)) == [
         "The first 2 of 4 rounds alone are looked at: fedhen-0, noside-0, decouple-0.",
         "Unfinished: decouple, seed 0 (decouple-0), 1 of 2 rounds recorded; its numbers can still change.",
     ]
@@ -177,14 +179,16 @@ def test_the_first_rounds_alone_are_looked_at_where_that_is_asked_for() -> None:
 
 def test_a_run_that_is_no_longer_than_asked_for_is_looked_at_whole() -> None:
     short, long = make_run("noside", {"simple": [0.5, 0.6]}), make_run("fedhen", {"simple": [0.5, 0.6, 0.7, 0.8]})
-    assert short.first(2) is short and short.first(3) is short
-    said = warnings(compare([short.first(3), long.first(3)]))
+    assert short.truncate(2) is short and short.truncate(3) is short
+    said = list_warnings(compare([short.truncate(3), long.truncate(3)]))
     assert said == [
         "The first 3 of 4 rounds alone are looked at: fedhen-0.",
         "The runs differ in more than method and seed: rounds is 3 or 2.",
     ]
-    sparse = make_run("fedhen", {"simple": [None, None, 0.5]}).first(2)
-    assert warnings(compare([sparse]))[1:] == ["No evaluated round: fedhen, seed 0 (fedhen-0), 2 of 2 rounds recorded."]
+    sparse = make_run("fedhen", {"simple": [None, None, 0.5]}).truncate(2)
+    assert list_warnings(compare([sparse]))[1:] == [
+        "No evaluated round: fedhen, seed 0 (fedhen-0), 2 of 2 rounds recorded."
+    ]
 
 
 def test_bytes_are_all_that_was_sent_until_the_round() -> None:
@@ -210,7 +214,7 @@ def test_bytes_are_all_that_was_sent_until_the_round() -> None:
     [(999, (1, "B")), (1e3, (1e3, "kB")), (5e6, (1e6, "MB")), (2e9, (1e9, "GB")), (3e15, (1e12, "TB"))],
 )
 def test_units_are_decimal(amount: float, expected: tuple[float, str]) -> None:
-    assert unit_of(amount) == expected
+    assert byte_unit(amount) == expected
 
 
 def test_several_seeds_give_mean_and_standard_deviation() -> None:
@@ -218,7 +222,7 @@ def test_several_seeds_give_mean_and_standard_deviation() -> None:
     runs = [make_run("fedhen", {"simple": curve}, seed=seed) for seed, curve in enumerate(curves)]
     runs += [make_run("noside", {"simple": staircase(60, {n: top})}, seed=n) for n, top in ((40, 0.9), (50, 0.8))]
     comparison = compare(runs)
-    table = cost_table(comparison, choose_targets(comparison, {"simple": [90, 80]}), "devices", ROUNDS)
+    table = make_cost_table(comparison, choose_targets(comparison, {"simple": [90, 80]}), "devices", ROUNDS)
     own = f"{mean([10, 12, 20]):.1f} ± {stdev([10, 12, 20]):.1f}"
     assert own == "14.0 ± 5.3"
     assert table.columns == ("Accuracy", "fedhen (n = 3)", "noside (n = 2)", "Gain")
@@ -236,7 +240,7 @@ def test_outcome_table_by_hand() -> None:
     run.rounds[2].dropped.append(4)
     run.rounds[2].accuracy["server"]["simple"] = 0.95
     run.timing[:] = [Timing(1, 60.0), Timing(2, 2.0), Timing(3, 3.0)]  # the first round is slow to start
-    cells = {row[0]: row[1] for group in outcome_table(compare([run])).groups for row in group.rows}
+    cells = {row[0]: row[1] for group in make_outcome_table(compare([run])).groups for row in group.rows}
     assert cells == {
         "all devices, final, %": "81.23",
         "all devices, best, %": "90.00",
@@ -253,11 +257,11 @@ def test_outcome_table_by_hand() -> None:
 def test_sparse_evaluation_is_said() -> None:
     run = make_run("fedhen", {"simple": [None, None, None, None, 0.8]}, evaluation={"every": 5})
     comparison = compare([run])
-    notes = cost_table(comparison, choose_targets(comparison), "devices", ROUNDS).notes
+    notes = make_cost_table(comparison, choose_targets(comparison), "devices", ROUNDS).notes
     assert any("every 5 rounds" in note and "up to 4 rounds earlier" in note for note in notes)
     every_round = compare([make_run("fedhen", {"simple": [0.8]})])
     assert not any(
-        "every" in note for note in cost_table(every_round, choose_targets(every_round), "devices", ROUNDS).notes
+        "every" in note for note in make_cost_table(every_round, choose_targets(every_round), "devices", ROUNDS).notes
     )
 
 
@@ -279,8 +283,8 @@ def test_what_cannot_be_compared_is_refused_in_one_line() -> None:
         compare([run, make_run("noside", {"small": [0.5]})])
     with pytest.raises(UserError, match="at least one run"):
         compare([])
-    with pytest.raises(UserError, match="unknown kind 'device'"):
-        write_report([run], Path("unused"), kind="device")
+    with pytest.raises(UserError, match="unknown owner 'device'"):
+        write_report([run], Path("unused"), owner="device")
 
 
 def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
@@ -299,11 +303,11 @@ def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
         "noside": [0, 1],
         "noside (lr=0.2)": [0, 1],
     }
-    table = cost_table(comparison, choose_targets(comparison, {"simple": [80.0]}), "devices", ROUNDS)
+    table = make_cost_table(comparison, choose_targets(comparison, {"simple": [80.0]}), "devices", ROUNDS)
     # A method's own variants are nothing that it gains over.
     assert table.columns == ("Accuracy", "noside (n = 2)", "noside (lr=0.2) (n = 2)")
     assert table.groups[0].rows[0][1:] == ("5.0 ± 1.4", "2.5 ± 0.7")
-    told = [text for text in warnings(comparison) if not text.startswith("Unfinished")]
+    told = [text for text in list_warnings(comparison) if not text.startswith("Unfinished")]
     assert told == [
         "Variants of noside, named by what they change; noside itself has training.lr = 0.1.",
         "The runs differ in more than method and seed: rounds is 10 or 20.",
@@ -312,9 +316,9 @@ def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
     with_hero = compare([*runs, variant({1: 0.8}, method="fedhen", training={"lr": 0.3, "clip": 5.0})])
     assert with_hero.methods == ("fedhen", "noside", "noside (lr=0.2)")
     assert with_hero.others == with_hero.methods[1:]
-    said = "\n".join(warnings(with_hero))
+    said = "\n".join(list_warnings(with_hero))
     assert "training.clip is 5.0 or 10.0" in said and "training.lr is 0.3 or 0.1." in said
-    table = cost_table(with_hero, choose_targets(with_hero, {"simple": [80.0]}), "devices", ROUNDS)
+    table = make_cost_table(with_hero, choose_targets(with_hero, {"simple": [80.0]}), "devices", ROUNDS)
     assert table.columns[-1] == "Gain" and table.groups[0].rows[0][-1] == "2.5×"
 
 
@@ -368,11 +372,11 @@ def test_differing_settings_and_unfinished_runs_are_warned_of() -> None:
         make_run("fedhen", {"simple": [0.5]}, training={"lr": 0.1, "epochs": 5}),
         make_run("noside", {"simple": [0.5]}, planned=9, training={"lr": 0.2, "epochs": 5}),
     ]
-    said = "\n".join(warnings(compare(runs)))
+    said = "\n".join(list_warnings(compare(runs)))
     assert "noside, seed 0 (noside-0), 1 of 9 rounds" in said
     assert "training.lr is 0.1 or 0.2" in said
     assert "epochs" not in said
-    assert warnings(compare(runs[:1])) == []
+    assert list_warnings(compare(runs[:1])) == []
 
 
 def test_curves_have_the_mean_and_the_range_of_the_seeds() -> None:
@@ -381,7 +385,7 @@ def test_curves_have_the_mean_and_the_range_of_the_seeds() -> None:
         make_run("fedhen", {"simple": [0.4, 0.5]}, seed=1, planned=3),
         make_run("fedhen", {"simple": []}, seed=2, planned=3),
     ]
-    drawn = line(runs, "simple", "devices", BYTES.spent)
+    drawn = average_curves(runs, "simple", "devices", BYTES.spent)
     assert drawn.spent == [2_000_000, 4_000_000]  # round 3 is one seed's alone
     assert drawn.mean == pytest.approx([30, 45])
     assert (drawn.low, drawn.high) == ([20, 40], [40, 50])
@@ -389,9 +393,9 @@ def test_curves_have_the_mean_and_the_range_of_the_seeds() -> None:
 
 def test_a_method_looks_the_same_everywhere_and_unlike_the_others() -> None:
     names = ["fedhen", "noside", "decouple", "fedprox", "scaffold", "feddyn", "heterofl"]
-    everything = looks(names)
-    assert looks(["noside"])["noside"] == looks(["scaffold", "noside"])["noside"] == everything["noside"]
-    assert looks(names[::-1]) == everything
+    everything = choose_looks(names)
+    assert choose_looks(["noside"])["noside"] == choose_looks(["scaffold", "noside"])["noside"] == everything["noside"]
+    assert choose_looks(names[::-1]) == everything
     assert len(set(everything.values())) == len(names)
     for one, two in combinations(names, 2):
         assert not set(map(str, everything[one])) & set(map(str, everything[two])), (one, two)
@@ -565,7 +569,7 @@ def test_a_report_before_any_evaluation_does_not_fail(tmp_path: Path) -> None:
 
 
 def test_a_report_on_the_servers_model_says_so(tmp_path: Path) -> None:
-    report = write_report(three_methods(), tmp_path, kind="server", targets={"simple": [50], "complex": [60]})
+    report = write_report(three_methods(), tmp_path, owner="server", targets={"simple": [50], "complex": [60]})
     assert "Rounds to target (server model)" in report.text
     assert "50.0 %" in report.text
 

@@ -192,7 +192,7 @@ class RunStart:
         recorder = RunWriter(self.folder, toml.to_toml(self.experiment.config), described, after=played)
         if timed == played - 1:
             # The crash came between the checkpoint and this line.
-            recorder.timing(played, self.timing)
+            recorder.write_timing(played, self.timing)
         return recorder
 
     def _parts(self) -> list[Any]:

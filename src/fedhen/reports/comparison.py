@@ -12,7 +12,7 @@ from typing import Any
 
 from fedhen.config.validation import flatten_config
 from fedhen.errors import UserError, unknown_name
-from fedhen.reports.variants import NOT_SET, SILENT, shown, variants
+from fedhen.reports.variants import NEUTRAL_SECTIONS, NOT_SET, find_variants, format_value
 from fedhen.runs.layout import MODEL_OWNERS
 from fedhen.runs.reader import Run
 
@@ -20,10 +20,10 @@ HERO = "fedhen"
 """The method whose gain over the best other one is reported, where it is among the runs."""
 
 
-BROUGHT = (
+MAY_DIFFER = (
     *("method", "method_file", "seed", "tiers", "local"),
     *("model.nesting", "model.scaler", "training.masked_loss", "server.label_rows"),
-    *SILENT,
+    *NEUTRAL_SECTIONS,
 )
 """Settings and sections in which runs may differ without a word: methods bring them along, or they change no number."""
 
@@ -34,7 +34,7 @@ class Comparison:
 
     by_method: dict[str, tuple[Run, ...]]
     """By method, or by the name of a method's variant."""
-    usual: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Method -> the settings that tell its variants apart, as the variant without a further name has them."""
 
     @property
@@ -98,14 +98,14 @@ def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
             )
     # Where no run is plainly the hero's, one with a local variant of it is.
     methods = sorted(dict.fromkeys(run.method for run in runs), key=lambda m: (m != hero, m.partition("+")[0] != hero))
-    found = {method: variants([run for run in runs if run.method == method]) for method in methods}
+    found = {method: find_variants([run for run in runs if run.method == method]) for method in methods}
     return Comparison(
-        {name: _seeds(each) for method in methods for name, each in found[method].by_name.items()},
-        {method: found[method].usual for method in methods},
+        {name: _sort_by_seed(each) for method in methods for name, each in found[method].by_name.items()},
+        {method: found[method].base for method in methods},
     )
 
 
-def _seeds(runs: Sequence[Run]) -> tuple[Run, ...]:
+def _sort_by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
     """One method's runs by seed; a second run of the same seed is no further evidence, so it is refused."""
     seen: dict[int, Run] = {}
     for run in runs:
@@ -127,66 +127,68 @@ def rounds_planned(run: Run) -> int:
     return run.settings.rounds
 
 
-def evaluated(run: Run) -> bool:
+def is_evaluated(run: Run) -> bool:
     """Whether some round has accuracies."""
     return any(record.accuracy for record in run.rounds)
 
 
-def scored_kind(runs: Sequence[Run], asked: str | None) -> str:
-    """Whose models are reported: the kind that is asked for, else the first of KINDS that all runs have."""
+def choose_owner(runs: Sequence[Run], asked: str | None) -> str:
+    """Whose models are reported: the owner that is asked for, else the first of MODEL_OWNERS that all runs have."""
     if asked is None:
-        return next(kind for kind in MODEL_OWNERS if all(kind in run.kinds for run in runs))
+        return next(owner for owner in MODEL_OWNERS if all(owner in run.owners for run in runs))
     if asked not in MODEL_OWNERS:
-        raise unknown_name("kind", asked, MODEL_OWNERS)
+        raise unknown_name("owner", asked, MODEL_OWNERS)
     for run in runs:
-        if asked not in run.kinds:
+        if asked not in run.owners:
             raise UserError(
                 f"{run.folder} kept no average of all devices (evaluation.devices = false): use --of server"
             )
     return asked
 
 
-def warnings(comparison: Comparison) -> list[str]:
+def list_warnings(comparison: Comparison) -> list[str]:
     """What a reader must know before trusting the numbers; empty if all runs are whole, finished and set up alike."""
     runs = comparison.runs
     return [
-        *_cut(runs),
-        *_damaged(runs),
-        *_unfinished(runs),
-        *_without_average(runs),
-        *_variants(comparison),
-        *_differences(comparison),
+        *_warn_of_truncated(runs),
+        *_warn_of_damaged(runs),
+        *_warn_of_unfinished(runs),
+        *_warn_of_missing_average(runs),
+        *_explain_variants(comparison),
+        *_warn_of_differences(comparison),
     ]
 
 
-def _cut(runs: Sequence[Run]) -> Iterator[str]:
+def _warn_of_truncated(runs: Sequence[Run]) -> Iterator[str]:
     cuts: dict[str, list[str]] = {}
     for run in runs:
-        if run.cut_from:
-            cuts.setdefault(f"{rounds_planned(run)} of {run.cut_from}", []).append(run.folder.name)
+        if run.truncated_from:
+            cuts.setdefault(f"{rounds_planned(run)} of {run.truncated_from}", []).append(run.folder.name)
     for share, names in cuts.items():
         yield f"The first {share} rounds alone are looked at: {', '.join(names)}."
 
 
-def _damaged(runs: Sequence[Run]) -> Iterator[str]:
+def _warn_of_damaged(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         if run.damage:
             progress = f"{rounds_done(run)} of {rounds_planned(run)} rounds can be read"
             yield f"Damaged: {run.method}, seed {run.seed} ({run.folder.name}): {'; '.join(run.damage)}; {progress}."
 
 
-def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
+def _warn_of_unfinished(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         name = f"{run.method}, seed {run.seed} ({run.folder.name})"
         progress = f"{rounds_done(run)} of {rounds_planned(run)} rounds recorded"
-        if not evaluated(run):
-            yield f"No evaluated round{'' if run.over else ' yet'}: {name}, {progress}."
-        elif not run.over:
+        if not is_evaluated(run):
+            yield f"No evaluated round{'' if run.is_complete else ' yet'}: {name}, {progress}."
+        elif not run.is_complete:
             yield f"Unfinished: {name}, {progress}; its numbers can still change."
 
 
-def _without_average(runs: Sequence[Run]) -> Iterator[str]:
-    without = [f"{run.method}, seed {run.seed} ({run.folder.name})" for run in runs if MODEL_OWNERS[0] not in run.kinds]
+def _warn_of_missing_average(runs: Sequence[Run]) -> Iterator[str]:
+    without = [
+        f"{run.method}, seed {run.seed} ({run.folder.name})" for run in runs if MODEL_OWNERS[0] not in run.owners
+    ]
     if without:
         yield (
             f"No average of all devices, which the paper reports, was kept by {'; '.join(without)}: "
@@ -194,17 +196,17 @@ def _without_average(runs: Sequence[Run]) -> Iterator[str]:
         )
 
 
-def _variants(comparison: Comparison) -> Iterator[str]:
-    for method, usual in comparison.usual.items():
-        if usual:
-            settings = ", ".join(f"{key} = {shown(value)}" for key, value in usual.items())
+def _explain_variants(comparison: Comparison) -> Iterator[str]:
+    for method, base in comparison.base.items():
+        if base:
+            settings = ", ".join(f"{key} = {format_value(value)}" for key, value in base.items())
             yield f"Variants of {method}, named by what they change; {method} itself has {settings}."
 
 
-def _differences(comparison: Comparison) -> Iterator[str]:
+def _warn_of_differences(comparison: Comparison) -> Iterator[str]:
     # What tells a method's variants apart is in their names; between methods it may differ all the same.
-    settings = [{**flatten_config(run.config), **comparison.usual[run.method]} for run in comparison.runs]
+    settings = [{**flatten_config(run.config), **comparison.base[run.method]} for run in comparison.runs]
     for key in dict.fromkeys(chain.from_iterable(settings)):
-        values = list(dict.fromkeys(shown(each.get(key, NOT_SET)) for each in settings))
-        if len(values) > 1 and key not in BROUGHT and key.split(".")[0] not in BROUGHT:
+        values = list(dict.fromkeys(format_value(each.get(key, NOT_SET)) for each in settings))
+        if len(values) > 1 and key not in MAY_DIFFER and key.split(".")[0] not in MAY_DIFFER:
             yield f"The runs differ in more than method and seed: {key} is {' or '.join(values)}."

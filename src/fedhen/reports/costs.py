@@ -13,7 +13,7 @@ from fedhen.runs.reader import Run
 
 Spent = Callable[[Run, int, str], float]
 """What a run has spent by the end of a round, on a tier's model."""
-Show = Callable[[Sequence[float]], str]
+Format = Callable[[Sequence[float]], str]
 """One method's amounts, one a seed, as the text of a cell."""
 
 
@@ -34,7 +34,7 @@ class Goal:
 
     tier: str
     target: float
-    kind: str
+    owner: str
 
 
 @dataclass(frozen=True)
@@ -59,30 +59,30 @@ class Measure:
     noun: str
     meaning: str
     spent: Spent
-    scale: Callable[[Sequence[float]], Show]
+    choose_format: Callable[[Sequence[float]], Format]
     """How to write the cells of a row, given its amounts."""
     axis: Callable[[float], tuple[float, str]]
     """What to divide by on an axis that ends at an amount, and the axis's label."""
 
 
-def cost(run: Run, goal: Goal, spent: Spent) -> Cost:
+def measure_cost(run: Run, goal: Goal, spent: Spent) -> Cost:
     """What a run spent until it met the goal, or until its last evaluated round."""
     if goal.tier not in run.tiers:
         return Cost(0, Outcome.ABSENT)
-    reached = rounds_to_target(run, goal.tier, goal.target, goal.kind)
+    reached = rounds_to_target(run, goal.tier, goal.target, goal.owner)
     if reached is not None:
         return Cost(spent(run, reached, goal.tier), Outcome.REACHED)
-    curve = run.curve(goal.tier, goal.kind)
+    curve = run.curve(goal.tier, goal.owner)
     if not curve:
         return Cost(0, Outcome.BLANK)
     in_vain = spent(run, curve[-1][0], goal.tier)
-    if not run.over:
+    if not run.is_complete:
         return Cost(in_vain, Outcome.PENDING)
     # Of a damaged run nobody can tell what the lost rounds reached.
     return Cost(in_vain, Outcome.DAMAGED if run.damage else Outcome.MISSED)
 
 
-def cell(costs: Sequence[Cost], show: Show) -> str:
+def format_costs(costs: Sequence[Cost], show: Format) -> str:
     """One method's costs in a table: the amount, over several seeds their mean ± standard deviation."""
     if all(each.outcome is Outcome.ABSENT for each in costs):
         return str(Outcome.ABSENT)
@@ -111,7 +111,7 @@ def gain(hero: Sequence[Cost], baselines: Sequence[Sequence[Cost]]) -> str:
     return f"> {math.floor(tenths) / 10:.1f}×" if bound else f"{math.floor(tenths + 0.5) / 10:.1f}×"
 
 
-def spread(values: Sequence[float], decimals: int, unit: str = "") -> str:
+def format_spread(values: Sequence[float], decimals: int, unit: str = "") -> str:
     """One value, or the mean ± standard deviation of several."""
     if not values:
         return "–"
@@ -119,30 +119,30 @@ def spread(values: Sequence[float], decimals: int, unit: str = "") -> str:
     return f"{mean(values):.{decimals}f}{deviation}{unit}"
 
 
-def unit_of(amount: float) -> tuple[float, str]:
+def byte_unit(amount: float) -> tuple[float, str]:
     """The largest decimal unit of bytes that is not larger than the amount."""
     units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")]
     return next(((size, name) for size, name in units if amount >= size), (1.0, "B"))
 
 
-def _show_rounds(values: Sequence[float]) -> str:
-    return spread(values, decimals=0 if len(values) == 1 else 1)
+def _format_rounds(values: Sequence[float]) -> str:
+    return format_spread(values, decimals=0 if len(values) == 1 else 1)
 
 
-def _byte_scale(row: Sequence[float]) -> Show:
+def _choose_byte_format(row: Sequence[float]) -> Format:
     """One unit for the whole row, that of its smallest amount, so that the cells compare at a glance."""
-    size, unit = unit_of(min(row, default=0))
+    size, unit = byte_unit(min(row, default=0))
 
     def show(values: Sequence[float]) -> str:
         scaled = [each / size for each in values]
         decimals = 0 if size == 1 else max(0, 2 - int(math.log10(max(1, mean(scaled)))))
-        return spread(scaled, decimals, f" {unit}")
+        return format_spread(scaled, decimals, f" {unit}")
 
     return show
 
 
 def _byte_axis(furthest: float) -> tuple[float, str]:
-    size, unit = unit_of(furthest)
+    size, unit = byte_unit(furthest)
     return size, f"{unit} sent, all devices, down and up"
 
 
@@ -153,7 +153,7 @@ ROUNDS = Measure(
     meaning="The number of rounds after which a tier’s model first scored the accuracy on the left, or more, on the "
     "test set. Nothing is smoothed.",
     spent=lambda run, number, tier: number,
-    scale=lambda row: _show_rounds,
+    choose_format=lambda row: _format_rounds,
     axis=lambda furthest: (1, "round"),
 )
 BYTES = Measure(
@@ -164,7 +164,7 @@ BYTES = Measure(
     "first scored the accuracy on the left, or more. A small model costs fewer bytes a round than a large one, so "
     "bytes tell more than rounds do where the methods send different models.",
     spent=lambda run, number, tier: sum(run.bytes_sent[number].values()),
-    scale=_byte_scale,
+    choose_format=_choose_byte_format,
     axis=_byte_axis,
 )
 OWN_BYTES = Measure(
@@ -174,6 +174,6 @@ OWN_BYTES = Measure(
     meaning="What the server and the devices of this tier alone had sent each other, down and up, by that round: what "
     "a model costs those who use it.",
     spent=lambda run, number, tier: run.bytes_sent[number][tier],
-    scale=_byte_scale,
+    choose_format=_choose_byte_format,
     axis=_byte_axis,
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedhen.config.settings import Config
 from fedhen.errors import UserError
 from fedhen.fileio.atomic import write_json, write_text
-from fedhen.reports.curves import STYLE, png, svg
+from fedhen.reports.curves import STYLE, render_png, render_svg
 from fedhen.reports.rendering import Group, Table, to_text
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "partition"
-ALL = "all devices"
+ALL_DEVICES = "all devices"
 SPLITS = {
     "iid": "IID split",
     "dirichlet": "Dirichlet split, α = {alpha:g}",
@@ -28,7 +28,7 @@ SPLITS = {
 }
 # Okabe and Ito's palette, as for the methods; the tier's name stands above it
 TIER_COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#0072B2")
-FEW = 200
+MAX_BARS_WITH_GAPS = 200
 """So many bars leave room for a gap between them."""
 
 
@@ -57,7 +57,7 @@ class Partition:
     def statistics(self) -> dict[str, dict[str, Any]]:
         """In a few numbers, for each tier and for all devices."""
         tiers = {tier: [self.counts[device] for device in devices] for tier, devices in self.tiers.items()}
-        return {name: _statistics(rows) for name, rows in {**tiers, ALL: self.counts}.items()}
+        return {name: _statistics(rows) for name, rows in {**tiers, ALL_DEVICES: self.counts}.items()}
 
 
 def _statistics(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -76,18 +76,18 @@ def _range(numbers: Sequence[int]) -> dict[str, float]:
 
 def write_partition(partition: Partition, out: Path) -> str:
     """Write picture and numbers into a folder; the text for the terminal comes back."""
-    drawn = figure(partition)
+    drawn = draw_partition(partition)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{NAME}.png").write_bytes(png(drawn))
-        write_text(out / f"{NAME}.svg", svg(drawn, salt=NAME))
-        write_json(out / f"{NAME}.json", as_json(partition))
+        (out / f"{NAME}.png").write_bytes(render_png(drawn))
+        write_text(out / f"{NAME}.svg", render_svg(drawn, salt=NAME))
+        write_json(out / f"{NAME}.json", to_dict(partition))
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
-    return to_text(table(partition))
+    return to_text(make_table(partition))
 
 
-def as_json(partition: Partition) -> dict[str, Any]:
+def to_dict(partition: Partition) -> dict[str, Any]:
     """Everything, for other programs."""
     config = partition.config
     return {
@@ -101,7 +101,7 @@ def as_json(partition: Partition) -> dict[str, Any]:
     }
 
 
-def table(partition: Partition) -> Table:
+def make_table(partition: Partition) -> Table:
     """The statistics, a row a tier."""
     rows = []
     for name, of in partition.statistics().items():
@@ -117,7 +117,7 @@ def table(partition: Partition) -> Table:
     )
 
 
-def figure(partition: Partition) -> Figure:
+def draw_partition(partition: Partition) -> Figure:
     """Above, how much each device holds; below, of which classes, as a heat map."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -134,7 +134,7 @@ def figure(partition: Partition) -> Figure:
 
 def _draw_sizes(panel: Axes, partition: Partition) -> None:
     sizes = [sum(row) for row in partition.counts]
-    top, gap = 1.4 * max(sizes), 0.3 if len(sizes) <= FEW else 0.0
+    top, gap = 1.4 * max(sizes), 0.3 if len(sizes) <= MAX_BARS_WITH_GAPS else 0.0
     for place, (tier, devices) in enumerate(partition.tiers.items()):
         colour = TIER_COLOURS[place % len(TIER_COLOURS)]
         panel.bar(devices, [sizes[d] for d in devices], width=1.0, color=colour, edgecolor="white", linewidth=gap)

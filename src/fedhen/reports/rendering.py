@@ -44,7 +44,7 @@ class Table:
         ends = [*starts[1:], len(labels)]
         return [ends[starts.index(at)] - at if at in starts else 0 for at in range(len(labels))]
 
-    def shown(self, group: Group) -> list[tuple[str, ...]]:
+    def visible_rows(self, group: Group) -> list[tuple[str, ...]]:
         """A group's rows without the labels that a row above has said."""
         rows = zip(group.rows, self.heights(group), strict=True)
         return [row if height else ("", *row[1:]) for row, height in rows]
@@ -52,7 +52,7 @@ class Table:
 
 def to_text(table: Table) -> str:
     """Aligned columns for a terminal."""
-    tall = [_wrapped(heading) for heading in table.columns]
+    tall = [_wrap_heading(heading) for heading in table.columns]
     depth = max(map(len, tall))
     heads = list(zip(*([""] * (depth - len(each)) + each for each in tall), strict=True))
     rows = [*heads, *(row for group in table.groups for row in group.rows)]
@@ -67,21 +67,21 @@ def to_text(table: Table) -> str:
     rule = "─" * max(len(line(row)) for row in rows)
     lines = [table.title, rule, *map(line, heads), rule]
     for group in table.groups:
-        lines += [group.title, *map(line, table.shown(group))]
+        lines += [group.title, *map(line, table.visible_rows(group))]
     lines.append(rule)
     for note in table.notes:
         lines += textwrap.wrap(note, WIDTH)
-    return printable("\n".join(lines)) + "\n"
+    return make_printable("\n".join(lines)) + "\n"
 
 
-def _wrapped(heading: str) -> list[str]:
+def _wrap_heading(heading: str) -> list[str]:
     """A heading in lines of HEADING characters, equations, lists and tables in one piece."""
     whole = re.sub(r" = |\[.*?\]|\{.*?\}", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), heading)
     lines = textwrap.wrap(whole, HEADING, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Text without what could steer a terminal."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
@@ -92,20 +92,20 @@ def to_markdown(table: Table) -> str:
     def line(cells: list[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
-    columns = [markdown_text(cell) for cell in table.columns]
-    lines = [f"## {markdown_text(table.title)}", "", markdown_text(table.meaning), ""]
+    columns = [escape_markdown(cell) for cell in table.columns]
+    lines = [f"## {escape_markdown(table.title)}", "", escape_markdown(table.meaning), ""]
     lines += [line(columns), line([":---", *["---:"] * (len(columns) - 1)])]
     for group in table.groups:
-        lines.append(line([f"**{markdown_text(group.title)}**", *[""] * (len(columns) - 1)]))
-        for row in table.shown(group):
-            cells = zip(table.columns, map(markdown_text, row), strict=True)
+        lines.append(line([f"**{escape_markdown(group.title)}**", *[""] * (len(columns) - 1)]))
+        for row in table.visible_rows(group):
+            cells = zip(table.columns, map(escape_markdown, row), strict=True)
             lines.append(line([f"**{cell}**" if column == table.strong else cell for column, cell in cells]))
     for note in table.notes:
-        lines += ["", markdown_text(note)]
+        lines += ["", escape_markdown(note)]
     return "\n".join(lines) + "\n"
 
 
-def markdown_text(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Text that Markdown shows as it is."""
     return re.sub(r"([\\`*_\[\]<|#&])", r"\\\1", " ".join(text.split()))
 
@@ -113,28 +113,28 @@ def markdown_text(text: str) -> str:
 def to_latex(table: Table) -> str:
     """A table float; its preamble needs the package booktabs, and multirow where labels are merged."""
     width = len(table.columns)
-    caption = latex_text(table.caption or table.title)
+    caption = escape_latex(table.caption or table.title)
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\label{{tab:{table.name}}}"]
-    lines += [rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule", _latex_row(table, table.columns)]
+    lines += [rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule", _format_latex_row(table, table.columns)]
     for group in table.groups:
-        lines += [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\textit{{{latex_text(group.title)}}}}} \\"]
+        lines += [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape_latex(group.title)}}}}} \\"]
         for place, (row, height) in enumerate(zip(group.rows, table.heights(group), strict=True)):
             lines += [rf"\cmidrule{{1-{width}}}"] if table.merged and height and place else []
-            lines.append(_latex_row(table, row, height))
+            lines.append(_format_latex_row(table, row, height))
     lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [rf"\par\smallskip\footnotesize {latex_text(note)}" for note in table.notes]
+    lines += [rf"\par\smallskip\footnotesize {escape_latex(note)}" for note in table.notes]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
-def _latex_row(table: Table, row: tuple[str, ...], height: int = 1) -> str:
-    label, *others = map(latex_text, row)
+def _format_latex_row(table: Table, row: tuple[str, ...], height: int = 1) -> str:
+    label, *others = map(escape_latex, row)
     cells = [rf"\multirow{{{height}}}{{*}}{{{label}}}" if height > 1 else label if height else ""]
     for column, cell in zip(table.columns[1:], others, strict=True):
         cells.append(rf"\textbf{{{cell}}}" if column == table.strong else cell)
     return " & ".join(cells) + r" \\"
 
 
-def latex_text(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Text that LaTeX prints as it is."""
     special: dict[str, str | int | None] = {char: f"\\{char}" for char in "&%$#_{}"}
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}

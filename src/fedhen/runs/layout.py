@@ -37,8 +37,8 @@ MODEL_OWNERS = ("devices", "server")
 
 
 def reported_owner(scores: Mapping[str, Any]) -> str:
-    """The kind that is reported, of those that were scored: what the paper reports if it is there."""
-    return next(kind for kind in MODEL_OWNERS if kind in scores)
+    """The owner that is reported, of those that were scored: what the paper reports if it is there."""
+    return next(owner for owner in MODEL_OWNERS if owner in scores)
 
 
 def resume_command(folder: Path) -> str:

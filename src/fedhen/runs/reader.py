@@ -28,10 +28,10 @@ class Run:
     environment: dict[str, Any]
     damage: tuple[str, ...] = ()
     """What of the folder could not be read, in words; all else is as it was written."""
-    cut_from: int = 0
+    truncated_from: int = 0
     """The rounds it was to play, where fewer are looked at."""
 
-    def first(self, number: int) -> Run:
+    def truncate(self, number: int) -> Run:
         """Its first rounds alone, as if no more had been asked for."""
         if number >= self.settings.rounds:
             return self
@@ -41,7 +41,7 @@ class Run:
             rounds=self.rounds[:number],
             timing=self.timing[:number],
             damage=self.damage if min(len(self.rounds), len(self.timing)) < number else (),
-            cut_from=self.settings.rounds,
+            truncated_from=self.settings.rounds,
         )
 
     @cached_property
@@ -50,7 +50,7 @@ class Run:
         return parse_record(Settings, self.config)
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether its numbers cannot change any more."""
         return self.summary is not None or len(self.rounds) >= self.settings.rounds
 
@@ -76,15 +76,15 @@ class Run:
         return tuple(self.settings.tiers)
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def owners(self) -> tuple[str, ...]:
         """Whose models it scores, first those that it reports."""
         return MODEL_OWNERS if self.settings.evaluation.devices else MODEL_OWNERS[1:]
 
-    def curve(self, tier: str, kind: str = "devices") -> list[tuple[int, float]]:
-        """(round, accuracy between 0 and 1) at every evaluated round; nothing for a tier or kind it does not have."""
-        if tier not in self.tiers or kind not in self.kinds:
+    def curve(self, tier: str, owner: str = "devices") -> list[tuple[int, float]]:
+        """(round, accuracy between 0 and 1) at every evaluated round; nothing for a tier or owner it does not have."""
+        if tier not in self.tiers or owner not in self.owners:
             return []
-        return [(record.round, record.accuracy[kind][tier]) for record in self.rounds if record.accuracy]
+        return [(record.round, record.accuracy[owner][tier]) for record in self.rounds if record.accuracy]
 
     @cached_property
     def bytes_sent(self) -> dict[int, dict[str, int]]:
@@ -142,4 +142,4 @@ def _parse_summary(values: Mapping[str, Any] | None) -> Summary | None:
 
 def _check_scores(run: Run, scores: Scores) -> None:
     """Raises KeyError unless there are none or one for every owner and tier."""
-    _ = scores and [scores[kind][tier] for kind in run.kinds for tier in run.tiers]
+    _ = scores and [scores[owner][tier] for owner in run.owners for tier in run.tiers]

@@ -18,7 +18,7 @@ from fedhen.fileio.untrusted import PARSE_ERRORS
 from fedhen.runs.layout import CONFIG, ENVIRONMENT, ERRORS, FLEET, ROUNDS, SUMMARY, TIMING, resume_command
 from fedhen.runs.records import DeviceError, parse_record
 
-MOST_ERRORS = 100
+MAX_ERRORS = 100
 """Lines of errors.jsonl: what goes wrong more often goes wrong in the same way."""
 
 
@@ -43,9 +43,9 @@ def write_device_errors(folder: Path, number: int, failed: Mapping[int, str]) ->
     before: list[DeviceError] = []
     untrusted.read_json_lines(folder / ERRORS, lambda values, line: before.append(parse_record(DeviceError, values)))
     kept = [error for error in before if error.round < number]
-    if len(kept) < MOST_ERRORS:
+    if len(kept) < MAX_ERRORS:
         kept += [DeviceError(number, device, error) for device, error in failed.items()]
-        write_text(folder / ERRORS, "".join(json.dumps(asdict(error)) + "\n" for error in kept[:MOST_ERRORS]))
+        write_text(folder / ERRORS, "".join(json.dumps(asdict(error)) + "\n" for error in kept[:MAX_ERRORS]))
 
 
 class RunWriter:
@@ -73,11 +73,11 @@ class RunWriter:
         self._rounds.close()
         self._timing.close()
 
-    def round(self, record: Mapping[str, Any]) -> None:
+    def write_round(self, record: Mapping[str, Any]) -> None:
         """Append one round; flushed, so that a report of the unfinished run sees it."""
         _append(self._rounds, record)
 
-    def timing(self, number: int, timing: Mapping[str, float]) -> None:
+    def write_timing(self, number: int, timing: Mapping[str, float]) -> None:
         """Append what a round took; after the checkpoint, whose seconds belong to it."""
         _append(self._timing, {"round": number, **timing})
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fedhen.runs.layout import reported_owner
 
 SECONDS_BETWEEN_LINES = 10.0
-FEW = 3
+MAX_RUNS_WITHOUT_TOTAL = 3
 """With more runs than these a display also shows how far all of them are."""
 
 
@@ -56,17 +56,21 @@ class Lines(Silent):
     def __init__(self, rounds: Mapping[str, int]) -> None:
         self.paces = {name: Pace(number) for name, number in rounds.items()}
         self.width = max(map(len, rounds))
-        self.shown = -SECONDS_BETWEEN_LINES
+        self.last_shown = -SECONDS_BETWEEN_LINES
 
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
         """A line, if it is time for one."""
         pace = self.paces[name]
-        pace.take(record, timing)
+        pace.add(record, timing)
         ends = record["round"] in (1, pace.rounds)
-        if ends or time.monotonic() - self.shown >= SECONDS_BETWEEN_LINES:
-            self.shown = time.monotonic()
-            parts = [f"round {record['round']}/{pace.rounds}", pace.accuracies, pace.speed, pace.left]
-            place = f"[{list(self.paces).index(name) + 1}/{len(self.paces)}] " if len(self.paces) > FEW else ""
+        if ends or time.monotonic() - self.last_shown >= SECONDS_BETWEEN_LINES:
+            self.last_shown = time.monotonic()
+            parts = [f"round {record['round']}/{pace.rounds}", pace.accuracies, pace.speed, pace.remaining]
+            place = (
+                f"[{list(self.paces).index(name) + 1}/{len(self.paces)}] "
+                if len(self.paces) > MAX_RUNS_WITHOUT_TOTAL
+                else ""
+            )
             line = f"{place}{name:{self.width}}  " + "  ".join(part for part in parts if part)
             print(line, file=sys.stderr, flush=True)
 
@@ -86,9 +90,9 @@ class Bars:
             name: self.progress.add_task(name, total=number, accuracies="waiting", speed="", left="")
             for name, number in rounds.items()
         }
-        self.all = Pace(sum(rounds.values()))
-        if len(rounds) > FEW:
-            self.tasks[""] = self.progress.add_task("all", total=self.all.rounds, accuracies="", speed="", left="")
+        self.total = Pace(sum(rounds.values()))
+        if len(rounds) > MAX_RUNS_WITHOUT_TOTAL:
+            self.tasks[""] = self.progress.add_task("all", total=self.total.rounds, accuracies="", speed="", left="")
 
     def __enter__(self) -> Bars:
         self.progress.start()
@@ -102,17 +106,17 @@ class Bars:
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
         """Move that run's bar."""
         pace = self.paces[name]
-        pace.take(record, timing)
+        pace.add(record, timing)
         self.progress.update(
             self.tasks[name],
             completed=record["round"],
             accuracies=pace.accuracies,
             speed=pace.speed,
-            left=pace.left,
+            left=pace.remaining,
         )
         if "" in self.tasks:
-            self.all.take({**record, "round": self.all.played + 1}, timing)
-            self.progress.update(self.tasks[""], completed=self.all.played, left=self.all.left)
+            self.total.add({**record, "round": self.total.played + 1}, timing)
+            self.progress.update(self.tasks[""], completed=self.total.played, left=self.total.remaining)
 
 
 class Pace:
@@ -123,7 +127,7 @@ class Pace:
         self.played, self.done, self.seconds, self.dropped, self.failed = 0, 0, 0.0, 0, 0
         self.scores: Mapping[str, float] = {}
 
-    def take(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+    def add(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
         """One more round."""
         self.done, self.played = record["round"], self.played + 1
         self.seconds += timing["total"]
@@ -145,7 +149,7 @@ class Pace:
         return f"{self.seconds / self.played:.2f} s a round"
 
     @property
-    def left(self) -> str:
+    def remaining(self) -> str:
         """Time left, or time taken once the run is done."""
         if self.done == self.rounds:
             return f"took {_duration(self.seconds)}"

@@ -45,27 +45,27 @@ class Row:
     gain: float
 
 
-def _row(percent: float, fedhen: int, decouple: int, noside: int, gain: float) -> Row:
+def _make_row(percent: float, fedhen: int, decouple: int, noside: int, gain: float) -> Row:
     """A row as the paper prints it, from left to right."""
     return Row(percent, {"fedhen": fedhen, "decouple": decouple, "noside": noside}, gain)
 
 
 ROUNDS_TO_TARGET: Mapping[str, Mapping[str, tuple[Row, ...]]] = {
     "cifar10-iid": {  # Table 1
-        "simple": (_row(84.4, 289, 943, 805, 2.8), _row(83.4, 249, 731, 669, 2.7)),
-        "complex": (_row(88.5, 649, 991, 941, 1.4), _row(87.5, 456, 739, 669, 1.5)),
+        "simple": (_make_row(84.4, 289, 943, 805, 2.8), _make_row(83.4, 249, 731, 669, 2.7)),
+        "complex": (_make_row(88.5, 649, 991, 941, 1.4), _make_row(87.5, 456, 739, 669, 1.5)),
     },
     "cifar100-iid": {
-        "simple": (_row(46.4, 296, 864, 984, 2.9), _row(45.4, 250, 588, 807, 2.4)),
-        "complex": (_row(46.8, 468, 963, 614, 1.3), _row(45.8, 376, 752, 472, 1.3)),
+        "simple": (_make_row(46.4, 296, 864, 984, 2.9), _make_row(45.4, 250, 588, 807, 2.4)),
+        "complex": (_make_row(46.8, 468, 963, 614, 1.3), _make_row(45.8, 376, 752, 472, 1.3)),
     },
     "cifar10-noniid": {  # Table 2
-        "simple": (_row(79.4, 295, 986, 810, 2.7), _row(78.4, 256, 816, 676, 2.6)),
-        "complex": (_row(84.2, 596, 1000, 857, 1.4), _row(83.2, 519, 887, 751, 1.4)),
+        "simple": (_make_row(79.4, 295, 986, 810, 2.7), _make_row(78.4, 256, 816, 676, 2.6)),
+        "complex": (_make_row(84.2, 596, 1000, 857, 1.4), _make_row(83.2, 519, 887, 751, 1.4)),
     },
     "cifar100-noniid": {
-        "simple": (_row(43.8, 278, 978, 914, 3.3), _row(42.8, 239, 813, 762, 3.2)),
-        "complex": (_row(44.8, 450, 997, 498, 1.1), _row(43.8, 372, 754, 456, 1.2)),
+        "simple": (_make_row(43.8, 278, 978, 914, 3.3), _make_row(42.8, 239, 813, 762, 3.2)),
+        "complex": (_make_row(44.8, 450, 997, 498, 1.1), _make_row(43.8, 372, 754, 456, 1.2)),
     },
 }
 """Recipe -> tier -> rows, the upper target first."""

@@ -1,4 +1,4 @@
-"""Which of the runs found belong to the paper's experiments, and which experiments have none yet."""
+"""Which of the runs given belong to the paper's experiments, and which experiments have none yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedhen.config.recipes import load_recipe, make_centralised
 from fedhen.config.settings import Config
 from fedhen.config.toml import to_toml
 from fedhen.config.validation import flatten_config
-from fedhen.reports.comparison import compare, rounds_done, warnings
+from fedhen.reports.comparison import compare, list_warnings, rounds_done
 from fedhen.reports.paper.values import (
     CENTRALISED_PERCENT,
     DATA_SETS,
@@ -22,7 +22,7 @@ from fedhen.reports.paper.values import (
     TIERS,
     Reference,
 )
-from fedhen.reports.variants import PLAYED, SILENT
+from fedhen.reports.variants import EXECUTION_SECTIONS, NEUTRAL_SECTIONS
 from fedhen.runs.reader import Run
 
 Cell = tuple[str, str]
@@ -36,13 +36,13 @@ CENTRALISED: tuple[Reference, ...] = tuple(CENTRALISED_PERCENT)
 """The paper's eight centralised references."""
 NOT_RUN = "not run"
 """What a table says where there is no run."""
-LOOKS = (*SILENT, *PLAYED)
-FREE = ("recipe", "method", "seed", *LOOKS)
+IGNORED_SECTIONS = (*NEUTRAL_SECTIONS, *EXECUTION_SECTIONS)
+MAY_DIFFER = ("recipe", "method", "seed", *IGNORED_SECTIONS)
 """Settings and sections that may differ from the recipe's without making another experiment of it."""
 
 
 @dataclass(frozen=True)
-class Found:
+class Selection:
     """The runs that the tables and figures are made of, one a seed, and what a reader must know of them."""
 
     federated: Mapping[Cell, tuple[Run, ...]]
@@ -59,102 +59,102 @@ class Found:
         return [run for method in METHODS for run in self.federated[recipe, method]]
 
 
-def find(runs: Sequence[Run]) -> Found:
+def select_runs(runs: Sequence[Run]) -> Selection:
     """Sort the runs into the paper's cells; those of other experiments are left aside."""
-    federated = {place: [run for run in runs if cell_of(run) == place] for place in PAPER_RUNS}
-    references = {place: [run for run in runs if reference_of(run) == place] for place in CENTRALISED}
-    found = Found(
-        {place: _chosen(each) for place, each in federated.items()},
-        {place: _chosen(each) for place, each in references.items()},
+    federated = {place: [run for run in runs if match_cell(run) == place] for place in PAPER_RUNS}
+    references = {place: [run for run in runs if match_reference(run) == place] for place in CENTRALISED}
+    selection = Selection(
+        {place: _choose_runs(each) for place, each in federated.items()},
+        {place: _choose_runs(each) for place, each in references.items()},
         warnings=(),
     )
     candidates = chain.from_iterable([*federated.values(), *references.values()])
-    return Found(found.federated, found.centralised, tuple(_warnings(found, list(candidates))))
+    return Selection(selection.federated, selection.centralised, tuple(_list_warnings(selection, list(candidates))))
 
 
-def finished(runs: Sequence[Run], config: Config) -> bool:
+def has_finished_run(runs: Sequence[Run], config: Config) -> bool:
     """Whether a finished run among these is the one that a configuration asks for, its seed included."""
-    wanted = _experiment(tomllib.loads(to_toml(config)))
-    return any(run.summary is not None and _experiment(run.config) == wanted for run in runs)
+    wanted = _experiment_settings(tomllib.loads(to_toml(config)))
+    return any(run.summary is not None and _experiment_settings(run.config) == wanted for run in runs)
 
 
-def _experiment(config: Mapping[str, Any]) -> dict[str, Any]:
+def _experiment_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """What makes the experiment: neither how the machine is used nor what is looked at."""
-    return {key: value for key, value in flatten_config(config).items() if key.split(".")[0] not in LOOKS}
+    return {key: value for key, value in flatten_config(config).items() if key.split(".")[0] not in IGNORED_SECTIONS}
 
 
-def cell_of(run: Run) -> Cell | None:
+def match_cell(run: Run) -> Cell | None:
     """The recipe and method that a run belongs to, None if it is no run of the paper's."""
     belongs = run.recipe in ROUNDS_TO_TARGET and run.method in METHODS and run.tiers == TIERS
     return (run.recipe, run.method) if belongs else None
 
 
-def reference_of(run: Run) -> Reference | None:
+def match_reference(run: Run) -> Reference | None:
     """The centralised reference that a run belongs to, None if it is none of the paper's."""
-    data, _, kind = run.recipe.rpartition("-")
-    if kind != "centralised":
+    data, _, ending = run.recipe.rpartition("-")
+    if ending != "centralised":
         return None
     place = (data, *run.tiers, run.settings.data.fraction)
     return next((each for each in CENTRALISED if each == place), None)
 
 
-def changes(run: Run) -> list[str]:
+def list_changes(run: Run) -> list[str]:
     """The settings in which a run of the paper's departs from its recipe, as key = value."""
-    if (place := reference_of(run)) is not None:
+    if (place := match_reference(run)) is not None:
         data, tier, fraction = place
         recipe = make_centralised(load_recipe(f"{data}-iid"), tier, fraction)
-    elif cell_of(run) is not None:
+    elif match_cell(run) is not None:
         recipe = load_recipe(run.recipe)
     else:
         return []
     wanted, found = flatten_config(tomllib.loads(to_toml(recipe))), flatten_config(run.config)
-    kept = (key for key in found if key.split(".")[0] not in FREE)
+    kept = (key for key in found if key.split(".")[0] not in MAY_DIFFER)
     return [f"{key} = {found[key]}" for key in kept if found[key] != wanted.get(key)]
 
 
-def _chosen(runs: Sequence[Run]) -> tuple[Run, ...]:
+def _choose_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
     """One run a seed, the furthest; runs that change their recipe only where none follows it."""
-    faithful = [run for run in runs if not changes(run)]
+    faithful = [run for run in runs if not list_changes(run)]
     by_seed: dict[int, Run] = {}
     for run in sorted(faithful or runs, key=lambda run: (run.summary is not None, rounds_done(run))):
         by_seed[run.seed] = run
     return tuple(by_seed[seed] for seed in sorted(by_seed))
 
 
-def _warnings(found: Found, candidates: Sequence[Run]) -> Iterator[str]:
+def _list_warnings(selection: Selection, candidates: Sequence[Run]) -> Iterator[str]:
     """Unfinished runs, runs that are not set up alike, runs that change the recipe, runs left out."""
     for recipe in ROUNDS_TO_TARGET:
-        if runs := found.of_recipe(recipe):
-            yield from (f"{recipe}: {text}" for text in warnings(compare(runs)))
-    for place, each in found.centralised.items():
-        yield from (f"{name(place)}: {text}" for text in (warnings(compare(each)) if each else ()))
-    for run in found.runs:
-        if changed := changes(run):
-            yield f"Not the paper’s experiment: {described(run)} changes its recipe, {', '.join(changed)}."
-    used = set(map(id, found.runs))
+        if runs := selection.of_recipe(recipe):
+            yield from (f"{recipe}: {text}" for text in list_warnings(compare(runs)))
+    for place, each in selection.centralised.items():
+        yield from (f"{describe_reference(place)}: {text}" for text in (list_warnings(compare(each)) if each else ()))
+    for run in selection.runs:
+        if changed := list_changes(run):
+            yield f"Not the paper’s experiment: {describe_run(run)} changes its recipe, {', '.join(changed)}."
+    used = set(map(id, selection.runs))
     for run in candidates:
         if id(run) not in used:
-            changed = changes(run)
+            changed = list_changes(run)
             why = f"it changes its recipe, {', '.join(changed)}" if changed else "another run of its seed is shown"
-            yield f"Left out: {described(run)}; {why}."
+            yield f"Left out: {describe_run(run)}; {why}."
 
 
-def described(run: Run) -> str:
+def describe_run(run: Run) -> str:
     """A run in words: recipe, method, seed and folder."""
     return f"{run.recipe}, {run.method}, seed {run.seed} ({run.folder.name})"
 
 
-def name(place: Reference) -> str:
+def describe_reference(place: Reference) -> str:
     """A centralised reference in words."""
     data, tier, fraction = place
-    return f"{DATA_SETS[data]} centralised, {tier}, {amount(fraction)} data"
+    return f"{DATA_SETS[data]} centralised, {tier}, {format_fraction(fraction)} data"
 
 
-def unfinished(run: Run) -> str:
+def format_unfinished(run: Run) -> str:
     """What a table says of a run that goes on."""
     return f"unfinished (round {rounds_done(run)})"
 
 
-def amount(fraction: float) -> str:
+def format_fraction(fraction: float) -> str:
     """How much of the data, in words."""
     return {1.0: "all", 0.5: "half"}[fraction]
