@@ -118,6 +118,6 @@ def test_output_to_a_full_disk(tmp_path: Path) -> None:
 
 def test_a_fleets_server_leaves_it_to_others_to_say_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / FLEET).write_text("{}")
-    told = "No space left on device: free some space; the rounds before are kept"
+    told = "No space left on device: free some space; earlier rounds are kept"
     with pytest.raises(UserError, match=re.escape(told)), explain_write_errors(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")

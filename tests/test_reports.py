@@ -172,7 +172,7 @@ def test_the_first_rounds_alone_are_looked_at_where_that_is_asked_for() -> None:
     assert effort["bytes sent"] == ("4.00 MB", "4.00 MB", "2.00 MB")
     assert effort["seconds a round (median)"] == ("1.50", "1.50", "1.50")
     assert list_warnings(compare(cut)) == [
-        "The first 2 of 4 rounds alone are looked at: fedhen-0, noside-0, decouple-0.",
+        "Only the first 2 of 4 rounds are used: fedhen-0, noside-0, decouple-0.",
         "Unfinished: decouple, seed 0 (decouple-0), 1 of 2 rounds recorded; its numbers can still change.",
     ]
 
@@ -182,7 +182,7 @@ def test_a_run_that_is_no_longer_than_asked_for_is_looked_at_whole() -> None:
     assert short.truncate(2) is short and short.truncate(3) is short
     said = list_warnings(compare([short.truncate(3), long.truncate(3)]))
     assert said == [
-        "The first 3 of 4 rounds alone are looked at: fedhen-0.",
+        "Only the first 3 of 4 rounds are used: fedhen-0.",
         "The runs differ in more than method and seed: rounds is 3 or 2.",
     ]
     sparse = make_run("fedhen", {"simple": [None, None, 0.5]}).truncate(2)

@@ -1,6 +1,6 @@
-"""Runs of one recipe, checked at the door and grouped by method: what every table, curve and page is made of.
+"""Runs of one recipe, grouped by method: the input of every table, chart and page.
 
-Runs of one method and seed that differ in settings are variants of it, each with a column of its own.
+Runs of one method and seed that differ in settings are variants of the method. Each variant gets its own column.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedhen.runs.layout import MODEL_OWNERS
 from fedhen.runs.reader import Run
 
 HERO = "fedhen"
-"""The method whose gain over the best other one is reported, where it is among the runs."""
+"""The method whose gain over the best other method is reported, if any of the runs has it."""
 
 
 MAY_DIFFER = (
@@ -25,21 +25,20 @@ MAY_DIFFER = (
     *("model.nesting", "model.scaler", "training.masked_loss", "server.label_rows"),
     *NEUTRAL_SECTIONS,
 )
-"""Settings and sections in which runs may differ without a word: methods bring them along, or they change no number."""
+"""Settings and sections that may differ without a warning: methods set them, or they change no number."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of every method, one a seed; the first method is the hero, the others are its baselines."""
+    """The runs of every method, one per seed. The first method is the hero, the others are its baselines."""
 
     by_method: dict[str, tuple[Run, ...]]
-    """By method, or by the name of a method's variant."""
+    """Method, or name of a method's variant -> runs."""
     base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Method -> the settings that tell its variants apart, as the variant without a further name has them."""
+    """Method -> the settings in which its variants differ, with the values of the unnamed variant."""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The hero first."""
         return tuple(self.by_method)
 
     @property
@@ -49,39 +48,36 @@ class Comparison:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """What the hero is compared with: other methods, not its own variants."""
+        """The methods that the hero is compared with; its own variants are not among them."""
         of = {name: runs[0].method for name, runs in self.by_method.items()}
         return tuple(name for name in self.methods if of[name] != of[self.hero])
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """All runs, method by method."""
         return tuple(chain.from_iterable(self.by_method.values()))
 
     @property
     def recipe(self) -> str:
-        """The recipe that all runs follow."""
         return self.runs[0].recipe
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Shallowest first."""
+        """The tiers of the run that has most, shallowest first."""
         return max((run.tiers for run in self.runs), key=len)
 
     @property
     def several_seeds(self) -> bool:
-        """Whether some method has more than one run."""
         return len(self.runs) > len(self.methods)
 
     def heading(self, method: str) -> str:
-        """A method's name, with its number of runs where that is not one for all, and a mark where one is damaged."""
+        """Returns a method's name, with its number of runs if any method has several, and a mark if one is damaged."""
         notes = [f"n = {len(self.by_method[method])}"] if self.several_seeds else []
         notes += ["damaged"] if any(run.damage for run in self.by_method[method]) else []
         return f"{method} ({', '.join(notes)})" if notes else method
 
 
 def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
-    """Group runs by method, the hero first (the first run's method where the hero is not among them)."""
+    """Groups runs by method, the hero first (the first run's method if no run is the hero's)."""
     if not runs:
         raise UserError("nothing to report: give at least one run folder")
     first, most = runs[0], max(runs, key=lambda run: len(run.tiers))
@@ -96,7 +92,7 @@ def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
                 f"runs with different tiers need a report each: {most.folder} has {', '.join(most.tiers)}, "
                 f"{run.folder} has {', '.join(run.tiers)}"
             )
-    # Where no run is plainly the hero's, one with a local variant of it is.
+    # If no run has exactly the hero's method, one with a local variant of it comes first.
     methods = sorted(dict.fromkeys(run.method for run in runs), key=lambda m: (m != hero, m.partition("+")[0] != hero))
     found = {method: find_variants([run for run in runs if run.method == method]) for method in methods}
     return Comparison(
@@ -106,7 +102,7 @@ def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
 
 
 def _sort_by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """One method's runs by seed; a second run of the same seed is no further evidence, so it is refused."""
+    # A second run with the same seed adds no evidence.
     seen: dict[int, Run] = {}
     for run in runs:
         twin = seen.setdefault(run.seed, run)
@@ -118,22 +114,20 @@ def _sort_by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def rounds_done(run: Run) -> int:
-    """The last recorded round, 0 before the first."""
+    """Returns the last recorded round, 0 if there is none."""
     return run.rounds[-1].round if run.rounds else 0
 
 
 def rounds_planned(run: Run) -> int:
-    """The rounds that the configuration asks for."""
     return run.settings.rounds
 
 
 def is_evaluated(run: Run) -> bool:
-    """Whether some round has accuracies."""
     return any(record.accuracy for record in run.rounds)
 
 
 def choose_owner(runs: Sequence[Run], asked: str | None) -> str:
-    """Whose models are reported: the owner that is asked for, else the first of MODEL_OWNERS that all runs have."""
+    """Returns whose models are reported: `asked`, or by default the first of MODEL_OWNERS that all runs scored."""
     if asked is None:
         return next(owner for owner in MODEL_OWNERS if all(owner in run.owners for run in runs))
     if asked not in MODEL_OWNERS:
@@ -147,7 +141,7 @@ def choose_owner(runs: Sequence[Run], asked: str | None) -> str:
 
 
 def list_warnings(comparison: Comparison) -> list[str]:
-    """What a reader must know before trusting the numbers; empty if all runs are whole, finished and set up alike."""
+    """Returns what limits the numbers; empty if all runs are undamaged, finished and configured alike."""
     runs = comparison.runs
     return [
         *_warn_of_truncated(runs),
@@ -165,7 +159,7 @@ def _warn_of_truncated(runs: Sequence[Run]) -> Iterator[str]:
         if run.truncated_from:
             cuts.setdefault(f"{rounds_planned(run)} of {run.truncated_from}", []).append(run.folder.name)
     for share, names in cuts.items():
-        yield f"The first {share} rounds alone are looked at: {', '.join(names)}."
+        yield f"Only the first {share} rounds are used: {', '.join(names)}."
 
 
 def _warn_of_damaged(runs: Sequence[Run]) -> Iterator[str]:
@@ -204,7 +198,7 @@ def _explain_variants(comparison: Comparison) -> Iterator[str]:
 
 
 def _warn_of_differences(comparison: Comparison) -> Iterator[str]:
-    # What tells a method's variants apart is in their names; between methods it may differ all the same.
+    # The settings in which a method's variants differ are in their names, but they may also differ between methods.
     settings = [{**flatten_config(run.config), **comparison.base[run.method]} for run in comparison.runs]
     for key in dict.fromkeys(chain.from_iterable(settings)):
         values = list(dict.fromkeys(format_value(each.get(key, NOT_SET)) for each in settings))

@@ -1,4 +1,4 @@
-"""What reaching a target cost each run, in rounds or in bytes, and the hero's gain over the best other method."""
+"""The cost of reaching a target, in rounds or in bytes, and the hero's gain over the best other method."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedhen.reports.targets import rounds_to_target
 from fedhen.runs.reader import Run
 
 Spent = Callable[[Run, int, str], float]
-"""What a run has spent by the end of a round, on a tier's model."""
+"""(run, round, tier) -> what the run has spent on the tier's model by the end of the round."""
 Format = Callable[[Sequence[float]], str]
-"""One method's amounts, one a seed, as the text of a cell."""
+"""Writes the amounts of one method, one per seed, into a cell."""
 
 
 class Outcome(StrEnum):
-    """How a run stands to a target, in the words that a table prints."""
+    """Whether a run reached a target, in the words of the tables."""
 
     REACHED = "reached"
     MISSED = "not reached"
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Goal:
-    """The model of a tier, of the devices' average or the server's, at a target percent."""
+    """A target accuracy in percent for the model of a tier, the server's or the all-devices average."""
 
     tier: str
     target: float
@@ -39,20 +39,19 @@ class Goal:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run spent until it met a goal; if it did not, what it had spent in vain: a lower bound."""
+    """What a run spent to reach a goal, or all that it spent without reaching it: a lower bound."""
 
     amount: float
     outcome: Outcome
 
     @property
     def exact(self) -> bool:
-        """Whether the goal was met."""
         return self.outcome is Outcome.REACHED
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A kind of cost: what counts, in words and as a number, and how amounts are written."""
+    """A kind of cost: its names, how it is computed and how amounts are written."""
 
     name: str
     unit: str
@@ -60,13 +59,13 @@ class Measure:
     meaning: str
     spent: Spent
     choose_format: Callable[[Sequence[float]], Format]
-    """How to write the cells of a row, given its amounts."""
+    """Returns the format of all cells of a row, given its amounts."""
     axis: Callable[[float], tuple[float, str]]
-    """What to divide by on an axis that ends at an amount, and the axis's label."""
+    """Returns the divisor and the label of an axis that ends at the given amount."""
 
 
 def measure_cost(run: Run, goal: Goal, spent: Spent) -> Cost:
-    """What a run spent until it met the goal, or until its last evaluated round."""
+    """Returns what a run spent to reach the goal, or until its last evaluated round."""
     if goal.tier not in run.tiers:
         return Cost(0, Outcome.ABSENT)
     reached = rounds_to_target(run, goal.tier, goal.target, goal.owner)
@@ -78,12 +77,12 @@ def measure_cost(run: Run, goal: Goal, spent: Spent) -> Cost:
     in_vain = spent(run, curve[-1][0], goal.tier)
     if not run.is_complete:
         return Cost(in_vain, Outcome.PENDING)
-    # Of a damaged run nobody can tell what the lost rounds reached.
+    # The lost rounds of a damaged run may have reached the target.
     return Cost(in_vain, Outcome.DAMAGED if run.damage else Outcome.MISSED)
 
 
 def format_costs(costs: Sequence[Cost], show: Format) -> str:
-    """One method's costs in a table: the amount, over several seeds their mean ± standard deviation."""
+    """Writes one method's costs into a cell: the amount, or the mean ± standard deviation of several seeds."""
     if all(each.outcome is Outcome.ABSENT for each in costs):
         return str(Outcome.ABSENT)
     reached = [each.amount for each in costs if each.exact]
@@ -93,9 +92,9 @@ def format_costs(costs: Sequence[Cost], show: Format) -> str:
 
 
 def gain(hero: Sequence[Cost], baselines: Sequence[Sequence[Cost]]) -> str:
-    """The best baseline's mean cost over the hero's: 2.8×, or a lower bound as in > 3.4×, or – if nothing can be said.
+    """Returns the best baseline's mean cost divided by the hero's: 2.8×, a lower bound like > 3.4×, or – if unknown.
 
-    A baseline that did not get there counts with what it had spent by then, less than it would need.
+    A baseline that did not reach the target counts with what it spent, which is less than it would need.
     """
     baselines = [costs for costs in baselines if all(each.outcome is not Outcome.ABSENT for each in costs)]
     if not baselines or not all(each.exact for each in hero):
@@ -107,12 +106,12 @@ def gain(hero: Sequence[Cost], baselines: Sequence[Sequence[Cost]]) -> str:
     if own <= 0 or (bound and best < own):
         return "–"
     tenths = 10 * best / own
-    # a lower bound is rounded down, so that it stays one
+    # A lower bound is rounded down, so that it remains one.
     return f"> {math.floor(tenths) / 10:.1f}×" if bound else f"{math.floor(tenths + 0.5) / 10:.1f}×"
 
 
 def format_spread(values: Sequence[float], decimals: int, unit: str = "") -> str:
-    """One value, or the mean ± standard deviation of several."""
+    """Writes one value, or the mean ± standard deviation of several."""
     if not values:
         return "–"
     deviation = f" ± {stdev(values):.{decimals}f}" if len(values) > 1 else ""
@@ -120,7 +119,7 @@ def format_spread(values: Sequence[float], decimals: int, unit: str = "") -> str
 
 
 def byte_unit(amount: float) -> tuple[float, str]:
-    """The largest decimal unit of bytes that is not larger than the amount."""
+    """Returns the size and the name of the largest decimal unit that does not exceed the amount."""
     units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")]
     return next(((size, name) for size, name in units if amount >= size), (1.0, "B"))
 
@@ -130,7 +129,7 @@ def _format_rounds(values: Sequence[float]) -> str:
 
 
 def _choose_byte_format(row: Sequence[float]) -> Format:
-    """One unit for the whole row, that of its smallest amount, so that the cells compare at a glance."""
+    # One unit for the whole row, that of its smallest amount, so that the cells are easy to compare.
     size, unit = byte_unit(min(row, default=0))
 
     def show(values: Sequence[float]) -> str:

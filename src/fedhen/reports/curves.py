@@ -1,4 +1,4 @@
-"""Accuracy over rounds and over bytes sent, a panel a tier, every method in its own colour and line style."""
+"""Charts of accuracy over rounds and over bytes, with one panel per tier and a colour and line style per method."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 Look = tuple[str, Any, str]
-"""A colour, a line style and a marker: on paper without colours, and for noisy curves, one of the last two tells."""
+"""A colour, a line style and a marker. The last two distinguish methods without colours and in noisy curves."""
 
-# Okabe and Ito's palette, told apart by readers with any colour vision; its yellow is too pale on white
+# Okabe and Ito's palette, which suits readers with any colour vision, without its yellow, too pale on white
 PAPER_LOOKS: Mapping[str, Look] = {
     "fedhen": ("#0072B2", "-", "o"),
     "noside": ("#D55E00", "--", "s"),
@@ -39,18 +39,17 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "figure.constrained_layout.w_pad": 0.08,
-    "text.parse_math": False,  # a name with a dollar sign is no formula
+    "text.parse_math": False,  # a dollar sign in a name does not start a formula
 }
 MARKERS_PER_LINE = 8
-"""About so many points of a line carry a marker."""
+"""Approximate."""
 BAND = "line: mean over the seeds, band: lowest to highest seed"
 PANELS_PER_ROW = 4
-"""Panels side by side."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A method's curve: what was spent, and the accuracy's mean, lowest and highest over its seeds."""
+    """A method's curve: what was spent, and the mean, lowest and highest accuracy of its seeds."""
 
     spent: list[float]
     mean: list[float]
@@ -59,14 +58,14 @@ class Line:
 
 
 def choose_looks(methods: Sequence[str]) -> dict[str, Look]:
-    """Every method's colour and line style: fixed for the paper's, for others by their name and free of clashes."""
+    """Chooses distinct looks: fixed ones for the paper's methods, for others by the hash of their name."""
     chosen = {method: PAPER_LOOKS[method] for method in methods if method in PAPER_LOOKS}
     used: list[int] = []
     for method in sorted(set(methods) - set(PAPER_LOOKS)):
         start = crc32(method.encode())
         places = [(start + step) % len(COLOURS) for step in range(len(COLOURS))]
         place = min(places, key=used.count)
-        # Whoever shares a colour has another style and marker.
+        # Methods that share a colour get different styles and markers.
         other = (place + used.count(place)) % len(COLOURS)
         chosen[method] = (COLOURS[place], STYLES[other], MARKERS[other])
         used.append(place)
@@ -74,7 +73,7 @@ def choose_looks(methods: Sequence[str]) -> dict[str, Look]:
 
 
 def average_curves(runs: Sequence[Run], tier: str, owner: str, spent: Spent) -> Line:
-    """A method's curve over the rounds that all of its seeds have evaluated."""
+    """Returns a method's curve over the rounds that all of its seeds evaluated."""
     curves = [(run, dict(run.curve(tier, owner))) for run in runs if run.curve(tier, owner)]
     common = sorted(set.intersection(*(set(curve) for _, curve in curves))) if curves else []
     scores = [[to_percent(curve[number]) for _, curve in curves] for number in common]
@@ -88,7 +87,7 @@ def average_curves(runs: Sequence[Run], tier: str, owner: str, spent: Spent) -> 
 
 @dataclass(frozen=True)
 class Chart:
-    """Accuracy over what was spent, for any choice of tiers."""
+    """Accuracy over what was spent, for any of the tiers."""
 
     comparison: Comparison
     targets: Mapping[str, TierTargets]
@@ -97,17 +96,15 @@ class Chart:
 
     @property
     def title(self) -> str:
-        """What is drawn, for a heading and for readers who cannot see it."""
         return f"Accuracy over {self.measure.noun}"
 
     @property
     def caption(self) -> str:
-        """How to read the figure."""
         seeds = f" {BAND.capitalize()}." if self.comparison.several_seeds else ""
         return f"Test accuracy of the {OWNER_NAMES[self.owner]}.{seeds} Dotted: targets."
 
     def figure(self, tiers: Sequence[str]) -> Figure:
-        """One panel a tier, with a common legend."""
+        """Draws one panel per tier, with a common legend."""
         import matplotlib
         from matplotlib.figure import Figure
 
@@ -167,13 +164,13 @@ class Chart:
         return draw_line(panel, scaled, look, label=self._label(method), linewidth=width, markersize=4)
 
     def _label(self, method: str) -> str:
-        """A method that has no curve in a panel may have no such tier; one without any has none yet."""
+        # A method without a curve in one panel may lack that tier; without any curve, it is not evaluated yet.
         some = any(map(is_evaluated, self.comparison.by_method[method]))
         return method if some else f"{method} (not evaluated)"
 
 
 def draw_line(panel: Axes, curve: Line, look: Look, **how: Any) -> Line2D:
-    """Draw a curve, with a band where its seeds differ."""
+    """Draws a curve, with a band between its lowest and highest seed."""
     colour, dashes, marker = look
     if curve.low != curve.high:
         panel.fill_between(curve.spent, curve.low, curve.high, color=colour, alpha=0.2, lw=0, zorder=1)
@@ -185,7 +182,7 @@ def draw_line(panel: Axes, curve: Line, look: Look, **how: Any) -> Line2D:
 
 
 def _draw_targets(panel: Axes, percents: Sequence[float]) -> None:
-    """Thin dotted lines, each with a label beside the panel, where no curve runs, and none upon another."""
+    # The labels are outside the panel, where no curve passes, and do not overlap.
     for target in percents:
         panel.axhline(target, color="0.35", ls=(0, (1, 2)), lw=0.8, zorder=0.5)
     bottom, top = panel.get_ylim()
@@ -204,14 +201,13 @@ def _draw_targets(panel: Axes, percents: Sequence[float]) -> None:
 
 
 def render_png(figure: Figure, dpi: int = 150) -> bytes:
-    """The figure as a picture with so many dots an inch."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=dpi)
     return file.getvalue()
 
 
 def render_svg(figure: Figure, salt: str, text_as_paths: bool = True) -> str:
-    """The figure as a drawing; the same figure and salt give the same bytes."""
+    """Renders a figure as SVG; the same figure and salt give the same bytes."""
     import matplotlib
 
     file = io.StringIO()
@@ -221,7 +217,7 @@ def render_svg(figure: Figure, salt: str, text_as_paths: bool = True) -> str:
 
 
 def render_inline_svg(figure: Figure, prefix: str) -> str:
-    """The figure as an element for an HTML page, its ids prefixed so that two of them do not collide."""
+    """Renders a figure as an element of an HTML page, with a prefix that keeps its ids distinct."""
     drawing = render_svg(figure, prefix, text_as_paths=False)
     drawing = drawing[drawing.index("<svg") :]
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)

@@ -7,9 +7,9 @@ import textwrap
 from dataclasses import dataclass
 
 WIDTH = 100
-"""Columns of a terminal that notes are wrapped to."""
+"""Columns of the terminal at which notes are wrapped."""
 HEADING = 20
-"""Characters of a heading in one line."""
+"""Characters at which a column's heading is wrapped."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """What a table says, whatever it is written in."""
+    """A table's content, independent of the format."""
 
     name: str
     title: str
@@ -31,27 +31,27 @@ class Table:
     meaning: str
     notes: tuple[str, ...] = ()
     strong: str = ""
-    """The column to be set in bold, if any."""
+    """The column that is set in bold, if any."""
     merged: bool = False
-    """Whether rows of a group below each other with the same label show it once."""
+    """Whether consecutive rows of a group with the same label share it."""
     caption: str = ""
-    """What LaTeX, which numbers tables itself, has above the table; the title if empty."""
+    """The caption in LaTeX, which numbers tables itself; the title if empty."""
 
     def heights(self, group: Group) -> list[int]:
-        """For each row of a group the rows that its label stands for, 0 where a row above has said it."""
+        """Returns for each row how many rows its label spans, 0 if it shares the label of a row above."""
         labels = [row[0] for row in group.rows]
         starts = [at for at, label in enumerate(labels) if not self.merged or at == 0 or labels[at - 1] != label]
         ends = [*starts[1:], len(labels)]
         return [ends[starts.index(at)] - at if at in starts else 0 for at in range(len(labels))]
 
     def visible_rows(self, group: Group) -> list[tuple[str, ...]]:
-        """A group's rows without the labels that a row above has said."""
+        """Returns a group's rows with repeated labels left empty."""
         rows = zip(group.rows, self.heights(group), strict=True)
         return [row if height else ("", *row[1:]) for row, height in rows]
 
 
 def to_text(table: Table) -> str:
-    """Aligned columns for a terminal."""
+    """Writes a table with aligned columns for a terminal."""
     tall = [_wrap_heading(heading) for heading in table.columns]
     depth = max(map(len, tall))
     heads = list(zip(*([""] * (depth - len(each)) + each for each in tall), strict=True))
@@ -75,19 +75,19 @@ def to_text(table: Table) -> str:
 
 
 def _wrap_heading(heading: str) -> list[str]:
-    """A heading in lines of HEADING characters, equations, lists and tables in one piece."""
+    # Equations, lists and tables are not broken.
     whole = re.sub(r" = |\[.*?\]|\{.*?\}", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), heading)
     lines = textwrap.wrap(whole, HEADING, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
 
 
 def make_printable(text: str) -> str:
-    """Text without what could steer a terminal."""
+    """Replaces control characters, which could change the state of a terminal."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
 def to_markdown(table: Table) -> str:
-    """A section with a pipe table."""
+    """Writes a section with a pipe table."""
 
     def line(cells: list[str]) -> str:
         return f"| {' | '.join(cells)} |"
@@ -106,12 +106,11 @@ def to_markdown(table: Table) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Text that Markdown shows as it is."""
     return re.sub(r"([\\`*_\[\]<|#&])", r"\\\1", " ".join(text.split()))
 
 
 def to_latex(table: Table) -> str:
-    """A table float; its preamble needs the package booktabs, and multirow where labels are merged."""
+    """Writes a table float; the document needs the package booktabs, and multirow if labels are merged."""
     width = len(table.columns)
     caption = escape_latex(table.caption or table.title)
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\label{{tab:{table.name}}}"]
@@ -135,7 +134,6 @@ def _format_latex_row(table: Table, row: tuple[str, ...], height: int = 1) -> st
 
 
 def escape_latex(text: str) -> str:
-    """Text that LaTeX prints as it is."""
     special: dict[str, str | int | None] = {char: f"\\{char}" for char in "&%$#_{}"}
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {"×": r"$\times$", "±": r"$\pm$", ">": "$>$", "<": "$<$", "–": "--", "’": "'"}

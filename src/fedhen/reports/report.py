@@ -1,4 +1,4 @@
-"""Write a report: one page, its tables in Markdown and LaTeX, its curves as pictures, its text for the terminal."""
+"""Writes a report: a page, the tables in Markdown and LaTeX, the curves as images, and a text for the terminal."""
 
 from __future__ import annotations
 

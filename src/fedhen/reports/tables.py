@@ -1,4 +1,4 @@
-"""The tables of a report: rounds to target, bytes to target, and how the runs ended."""
+"""The tables of a report: rounds to target, bytes to target, and the outcome of the runs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ from fedhen.runs.reader import Run
 
 GAIN = "Gain"
 OWNER_NAMES = {"devices": "all-devices average", "server": "server model"}
-"""Whose model is scored, by owner, in words."""
 OWNER_LABELS = {"devices": "all devices", "server": "server"}
-"""The same in short."""
 AUTO_RULE = "the best accuracy of the worst run, rounded down to one decimal, and 1.0 below it"
 SEEDS = "n runs with different seeds: mean ± sample standard deviation"
 SEEDS_TO_TARGET = f"{SEEDS}, where all of them reached the target."
@@ -38,7 +36,6 @@ LOWER_BOUND = (
 
 
 def make_tables(comparison: Comparison, targets: Mapping[str, TierTargets], owner: str) -> tuple[Table, ...]:
-    """All tables of a report, in reading order."""
     return (
         make_cost_table(comparison, targets, owner, ROUNDS),
         make_cost_table(comparison, targets, owner, BYTES),
@@ -48,7 +45,7 @@ def make_tables(comparison: Comparison, targets: Mapping[str, TierTargets], owne
 
 
 def make_cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], owner: str, measure: Measure) -> Table:
-    """The paper's layout: by tier, a row a target, a column a method, and the hero's gain over the best other one."""
+    """Makes a table in the paper's layout: tiers, a row per target, a column per method, and the hero's gain."""
     gains = (GAIN,) if comparison.others else ()
     groups = []
     for tier in comparison.tiers:
@@ -86,7 +83,6 @@ def _cost_meaning(comparison: Comparison, measure: Measure) -> str:
 
 
 def _cost_notes(comparison: Comparison, targets: Mapping[str, TierTargets], groups: Sequence[Group]) -> list[str]:
-    """Only what this table needs to be read rightly."""
     cells = [text for group in groups for row in group.rows for text in row[1:]]
     notes = []
     if any(targets[tier].auto and targets[tier].percents for tier in comparison.tiers):
@@ -106,7 +102,7 @@ def _cost_notes(comparison: Comparison, targets: Mapping[str, TierTargets], grou
 
 
 def note_interval(runs: Sequence[Run]) -> list[str]:
-    """How far apart the evaluations are, where that is not one round."""
+    """Returns a note on the rounds between evaluations, if the runs were not evaluated in every round."""
     steps = sorted({run.settings.evaluation.every for run in runs})
     if steps in ([], [1]):
         return []
@@ -115,7 +111,7 @@ def note_interval(runs: Sequence[Run]) -> list[str]:
 
 
 def make_outcome_table(comparison: Comparison) -> Table:
-    """Final and best accuracies of every tier and owner, parameters, and what the runs took."""
+    """Makes a table of final and best accuracies by tier and owner, of parameters, and of the runs' costs."""
 
     def row(label: str, show: Callable[[Sequence[Run]], str]) -> tuple[str, ...]:
         return (label, *map(show, comparison.by_method.values()))

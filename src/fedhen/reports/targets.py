@@ -1,4 +1,4 @@
-"""The accuracies to be reached, in percent, and the round that reaches them."""
+"""Target accuracies in percent, and the round that reaches them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedhen.runs.reader import Run
 
 AUTO: Literal["auto"] = "auto"
 RequestedTargets = Mapping[str, Sequence[float]] | Literal["auto"] | None
-"""Targets a user asks for: percents by tier, the auto rule for every tier, or what the runs' configurations say."""
+"""What a user asks for: percents by tier, the auto rule for every tier, or the targets of the runs' configurations."""
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,17 @@ class TierTargets:
 
 
 def to_percent(accuracy: float) -> float:
-    """An accuracy between 0 and 1 in percent, rid of the dust of binary fractions: 0.844 meets a target of 84.4."""
+    """Converts an accuracy between 0 and 1, without binary rounding errors: 0.844 reaches a target of 84.4."""
     return round(100 * accuracy, 6)
 
 
 def rounds_to_target(run: Run, tier: str, target: float, owner: str = "devices") -> int | None:
-    """The first evaluated round at or above the target percent, unsmoothed; None if there is none."""
+    """Returns the first evaluated round at or above the target percent, without smoothing, or None."""
     return next((number for number, accuracy in run.curve(tier, owner) if to_percent(accuracy) >= target), None)
 
 
 def auto_targets(runs: Sequence[Run], tier: str, owner: str = "devices") -> tuple[float, ...]:
-    """The paper's rule: the worst run's best accuracy, floored to one decimal so that all reach it, and 1.0 below."""
+    """Applies the paper's rule: the worst run's best accuracy, rounded down to one decimal, and 1.0 below."""
     bests = [max(accuracy for _, accuracy in curve) for run in runs if (curve := run.curve(tier, owner))]
     if not bests:
         return ()
@@ -46,7 +46,7 @@ def auto_targets(runs: Sequence[Run], tier: str, owner: str = "devices") -> tupl
 def choose_targets(
     comparison: Comparison, given: RequestedTargets = None, owner: str = "devices"
 ) -> dict[str, TierTargets]:
-    """Every tier's targets: the user's, else those of the runs' configurations, else by the auto rule."""
+    """Returns every tier's targets: the given ones, else the configured ones, else those of the auto rule."""
     asked: Mapping[str, Sequence[float]] = {} if given is None or isinstance(given, str) else given
     for tier, percents in asked.items():
         if tier not in comparison.tiers:
@@ -67,5 +67,5 @@ def _list_configured(comparison: Comparison, tier: str) -> list[float]:
 
 
 def format_percent(target: float) -> str:
-    """84.4 %, 80.0 %, 80.25 %."""
+    # 84.4 %, 80.0 %, 80.25 %
     return f"{target:.1f} %" if round(target, 1) == target else f"{target:g} %"

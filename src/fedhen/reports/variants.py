@@ -1,4 +1,4 @@
-"""Runs of one method that differ in settings: which settings tell them apart, and what each variant is called."""
+"""Names the variants of a method: its runs that differ in settings."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from fedhen.config.toml import to_toml
 from fedhen.runs.reader import Run
 
 NEUTRAL_SECTIONS = ("checkpoint", "fleet", "targets")
-"""Sections that change no number."""
+"""Sections that change no number of a report."""
 EXECUTION_SECTIONS = ("runtime", "evaluation")
-"""Sections that say how an experiment is played and looked at, not which one it is."""
+"""Sections that say how an experiment is run and evaluated, not which one it is."""
 NOT_SET = "not set"
 
 
 @dataclass(frozen=True)
 class Variants:
-    """The runs of one method by the name of their variant, and the settings that tell variants apart."""
+    """The runs of one method by the name of their variant."""
 
     by_name: Mapping[str, Sequence[Run]]
     base: Mapping[str, Any]
-    """Those settings as the variant has them that is called by the method's name alone."""
+    """The settings in which variants differ, with the values of the variant that has the method's name alone."""
 
 
 def find_variants(runs: Sequence[Run]) -> Variants:
-    """Sort one method's runs; those of other seeds are with the variant whose settings they have."""
+    """Groups one method's runs by the settings in which runs with the same seed differ."""
     settings = {id(run): validation.flatten_config(run.config) for run in runs}
     varied = _find_differing_settings(list(settings.values()))
     wanted = _load_recipe_settings(runs[0])
-    # The one nearest to the recipe needs no further name, the first given among several.
+    # The variant nearest to the recipe, or the first of several, has the method's name alone.
     plain = min(runs, key=lambda run: sum(settings[id(run)].get(key) != wanted.get(key) for key in varied))
     base = {key: settings[id(plain)].get(key, NOT_SET) for key in varied}
     by_name: dict[str, list[Run]] = {runs[0].method: []}
@@ -46,7 +46,7 @@ def find_variants(runs: Sequence[Run]) -> Variants:
 
 
 def _find_differing_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings in which runs with the same seed differ; how they were played where nothing else does."""
+    # Settings of the execution count only between runs that are otherwise equal.
     varied: list[str] = []
     handling = ("rounds", *EXECUTION_SECTIONS)
     filters: tuple[Callable[[str], bool], ...] = (
@@ -62,7 +62,6 @@ def _find_differing_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]
 
 
 def _group_twins(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> Iterator[list[Mapping[str, Any]]]:
-    """Those with the same seed that agree in these settings."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for each in settings:
         groups.setdefault(repr([each.get(key) for key in ("seed", *varied)]), []).append(each)
@@ -70,13 +69,12 @@ def _group_twins(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -
 
 
 def _load_recipe_settings(run: Run) -> Mapping[str, Any]:
-    """The settings of a run's recipe, where it is one of ours."""
     made = RECIPES.get(run.recipe)
     return validation.flatten_config(tomllib.loads(to_toml(made()))) if made else {}
 
 
 def shorten_key(key: str) -> str:
-    """A setting by its last name, if no other has the same."""
+    """Returns the last part of a setting's key if it is unambiguous, else the whole key."""
     known = [each for each, _ in validation.list_settings()]
     ends = Counter(each.rpartition(".")[2] for each in known) + Counter({each.split(".")[0] for each in known})
     end = key.rpartition(".")[2]
@@ -84,7 +82,7 @@ def shorten_key(key: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A setting's value as a reader of a table wants it."""
+    """Writes a setting's value for a table."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}={format_value(each)}" for name, each in value.items()) + "}"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Reads a run folder as far as it can be trusted."""
+"""Reads a run folder as far as it is undamaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedhen.runs.records import Record, RoundRecord, Scores, Settings, Summary, 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, read back."""
+    """A run as read from its folder."""
 
     folder: Path
     config: dict[str, Any]
@@ -27,12 +27,12 @@ class Run:
     summary: Summary | None
     environment: dict[str, Any]
     damage: tuple[str, ...] = ()
-    """What of the folder could not be read, in words; all else is as it was written."""
+    """Descriptions of what could not be read; everything else is as it was written."""
     truncated_from: int = 0
-    """The rounds it was to play, where fewer are looked at."""
+    """The planned rounds of a truncated run, else 0."""
 
     def truncate(self, number: int) -> Run:
-        """Its first rounds alone, as if no more had been asked for."""
+        """Returns the run as if it had been planned for at most this number of rounds."""
         if number >= self.settings.rounds:
             return self
         return replace(
@@ -51,51 +51,49 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its numbers cannot change any more."""
+        """Whether all planned rounds are recorded, so that no number can change."""
         return self.summary is not None or len(self.rounds) >= self.settings.rounds
 
     @property
     def method(self) -> str:
-        """Its federated method, with the local variant behind a plus sign if it is not the plain one."""
+        """The federated method, followed by "+" and the local variant unless that is plain."""
         local = self.settings.local.name
         return self.settings.method + (f"+{local}" if local != "plain" else "")
 
     @property
     def recipe(self) -> str:
-        """Its experiment's name."""
         return self.settings.recipe
 
     @property
     def seed(self) -> int:
-        """Its seed."""
         return self.settings.seed
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Shallowest first."""
+        """The names of the tiers, shallowest first."""
         return tuple(self.settings.tiers)
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Whose models it scores, first those that it reports."""
+        """Whose models are scored, the reported ones first."""
         return MODEL_OWNERS if self.settings.evaluation.devices else MODEL_OWNERS[1:]
 
     def curve(self, tier: str, owner: str = "devices") -> list[tuple[int, float]]:
-        """(round, accuracy between 0 and 1) at every evaluated round; nothing for a tier or owner it does not have."""
+        """Returns (round, accuracy) for every evaluated round; empty if the run lacks the tier or the owner."""
         if tier not in self.tiers or owner not in self.owners:
             return []
         return [(record.round, record.accuracy[owner][tier]) for record in self.rounds if record.accuracy]
 
     @cached_property
     def bytes_sent(self) -> dict[int, dict[str, int]]:
-        """Round -> tier -> bytes sent since the start of the run, down and up, by the tier's devices."""
+        """Round -> tier -> bytes sent to and from the tier's devices since the start of the run."""
         each = [{tier: sum(way.get(tier, 0) for way in r.bytes.values()) for tier in self.tiers} for r in self.rounds]
         sums = accumulate(each, lambda a, b: {tier: a[tier] + b[tier] for tier in a})
         return dict(zip((r.round for r in self.rounds), sums, strict=True))
 
 
 def read_run(folder: Path) -> Run:
-    """Reads a run folder as far as it can be trusted; an unfinished run has no summary."""
+    """Reads a run folder as far as it is undamaged. Raises UserError if that is too little for a report."""
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
     try:

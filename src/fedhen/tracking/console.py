@@ -1,4 +1,4 @@
-"""What long work shows: a live bar for each run on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Shows the progress of runs: a live bar for each run on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedhen.runs.layout import reported_owner
 
 SECONDS_BETWEEN_LINES = 10.0
 MAX_RUNS_WITHOUT_TOTAL = 3
-"""With more runs than these a display also shows how far all of them are."""
+"""With more runs than this, a display also shows the progress of all runs together."""
 
 
 class Display(Protocol):
-    """Shows how a few runs get on."""
+    """Shows the progress of runs."""
 
     def __enter__(self) -> Display: ...
 
@@ -25,11 +25,11 @@ class Display(Protocol):
     ) -> None: ...
 
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """One more round of that run is done."""
+        """Shows that another round of the named run is done."""
 
 
 def make_display(rounds: Mapping[str, int], quiet: bool = False) -> Display:
-    """The display that fits where the output goes, for runs by name, each with so many rounds to play."""
+    """Returns a display for runs by name and number of rounds: bars on a terminal, else lines, or nothing if quiet."""
     if quiet:
         return Silent()
     return Bars(rounds) if sys.stderr.isatty() else Lines(rounds)
@@ -47,7 +47,7 @@ class Silent:
         pass
 
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """Nothing."""
+        pass
 
 
 class Lines(Silent):
@@ -59,7 +59,6 @@ class Lines(Silent):
         self.last_shown = -SECONDS_BETWEEN_LINES
 
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """A line, if it is time for one."""
         pace = self.paces[name]
         pace.add(record, timing)
         ends = record["round"] in (1, pace.rounds)
@@ -104,7 +103,6 @@ class Bars:
         self.progress.stop()
 
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """Move that run's bar."""
         pace = self.paces[name]
         pace.add(record, timing)
         self.progress.update(
@@ -120,7 +118,7 @@ class Bars:
 
 
 class Pace:
-    """The latest accuracies of a run, its speed and the time it has left."""
+    """The latest accuracies of a run, its speed and its remaining time."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
@@ -128,7 +126,6 @@ class Pace:
         self.scores: Mapping[str, float] = {}
 
     def add(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """One more round."""
         self.done, self.played = record["round"], self.played + 1
         self.seconds += timing["total"]
         self.dropped += len(record["dropped"])
@@ -138,19 +135,18 @@ class Pace:
 
     @property
     def accuracies(self) -> str:
-        """The accuracy of each tier, and how many devices were dropped or failed, if any."""
+        """The accuracy of each tier, and the number of dropped and failed devices, if any."""
         parts = [f"{tier} {100 * score:.1f} %" for tier, score in self.scores.items()]
         parts += [f"{self.dropped} dropped"] * bool(self.dropped) + [f"{self.failed} failed"] * bool(self.failed)
         return "  ".join(parts)
 
     @property
     def speed(self) -> str:
-        """Seconds a round."""
         return f"{self.seconds / self.played:.2f} s a round"
 
     @property
     def remaining(self) -> str:
-        """Time left, or time taken once the run is done."""
+        """The remaining time, or the total time once the run is done."""
         if self.done == self.rounds:
             return f"took {_duration(self.seconds)}"
         return f"{_duration(self.seconds / self.played * (self.rounds - self.done))} left"

@@ -1,4 +1,4 @@
-"""The best accuracies of the paper's experiments, with what its text says of them, beside the centralised ones."""
+"""The best accuracies of the paper's experiments, compared with its text and with centralised training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedhen.runs.reader import Run
 
 
 def make_accuracy_table(selection: Selection, owner: str) -> Table:
-    """By tier, data set and split, the best of each method, FedHeN's lead, and the same model trained in one place."""
+    """Makes a table of each method's best accuracy, FedHeN's lead, and the accuracy of centralised training."""
     title = "Best accuracy in percent, ours (the paper’s)"
     meaning = (
         f"The highest test accuracy in percent of a tier’s model ({OWNER_NAMES[owner]}). Lead is {HERO}’s over the "
@@ -74,7 +74,7 @@ def _make_row(selection: Selection, owner: str, tier: str, data: str, split: Spl
 
 
 def _best_percents(runs: Sequence[Run], tier: str, owner: str) -> list[float]:
-    """Of each run; nothing unless all are finished and whole."""
+    """Returns the best accuracy of each run; empty unless all are finished and undamaged."""
     if any(run.summary is None or run.damage for run in runs):
         return []
     curves = [run.curve(tier, owner) for run in runs]
@@ -87,7 +87,7 @@ def _format_cell(runs: Sequence[Run], best: Sequence[float]) -> str:
     waiting = [run for run in runs if run.summary is None]
     if waiting:
         return format_unfinished(waiting[0])
-    # The best round may be among those that are lost.
+    # The best round may be among the lost ones.
     return str(Outcome.DAMAGED) if any(run.damage for run in runs) else format_spread(best, decimals=2)
 
 
@@ -99,5 +99,4 @@ def _format_lead(best: Mapping[str, Sequence[float]]) -> str:
 
 
 def _format_printed(value: float | str | None) -> str:
-    """The paper's, behind ours."""
     return "" if value is None else f" ({value})" if isinstance(value, str) else f" ({value:g})"

@@ -1,4 +1,4 @@
-"""The paper's yardsticks: the same models trained in one place, our accuracies beside its own."""
+"""The paper's centralised references: the same models trained in one place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedhen.reports.targets import to_percent
 
 
 def make_centralised_table(selection: Selection) -> Table:
-    """The paper's yardsticks: the accuracy of each tier's model trained in one place, on all of the data or on half."""
+    """Makes a table of the accuracy of each tier's model trained on all of the data, or on half, in one place."""
     groups = []
     for tier in TIERS:
         places = [place for place in CENTRALISED_PERCENT if place[1] == tier]
@@ -45,7 +45,7 @@ def _make_row(selection: Selection, place: Reference) -> tuple[str, ...]:
 
 
 def reference_percents(selection: Selection, place: Reference) -> tuple[list[float], list[float]]:
-    """The last and the best accuracy of each finished run of a centralised reference."""
+    """Returns the final and the best accuracy of each finished run of a centralised reference."""
     runs = (run for run in selection.centralised[place] if run.summary is not None)
     curves = [[to_percent(accuracy) for _, accuracy in run.curve(place[1], "server")] for run in runs]
     return [curve[-1] for curve in curves if curve], [max(curve) for curve in curves if curve]

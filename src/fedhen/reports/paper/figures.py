@@ -1,4 +1,4 @@
-"""The paper's Figures 1 to 3: accuracy over rounds, with its targets and the centralised accuracies drawn in."""
+"""The paper's Figures 1 to 3: accuracy over rounds, with its targets and the accuracies of centralised training."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 5.0
-"""Inches of a figure with two panels: in print its letters keep their size."""
+"""Inches of a figure with two panels, so that text keeps its size in print."""
 PAPER_STYLE: dict[Any, Any] = {**STYLE, "font.size": 7.5, "axes.titlesize": 8}
 SMALL_FONT = 6.5
 DASHES: Mapping[float, Any] = {1.0: (0, (7, 2)), 0.5: (0, (3, 2))}
-"""Of the centralised lines, by the share of the data."""
+"""Share of the data -> dashes of its centralised line."""
 CURVE_LINE: dict[str, Any] = {"linewidth": 1.0, "markersize": 3}
 LEGEND: dict[str, Any] = {
     "loc": "lower right",
@@ -58,17 +58,15 @@ class Panel:
 
     @property
     def recipe(self) -> str:
-        """The experiment."""
         return self.split.recipes[self.data]
 
     @property
     def title(self) -> str:
-        """What it shows, in words."""
         return f"{DATA_SETS[self.data]} {self.split.name}, {self.tier} model"
 
     @property
     def targets(self) -> tuple[float, ...]:
-        """The paper's, highest first."""
+        """The paper's targets, highest first."""
         return tuple(row.percent for row in ROUNDS_TO_TARGET[self.recipe][self.tier])
 
 
@@ -81,12 +79,12 @@ LAYOUT: Mapping[str, tuple[tuple[Panel, ...], ...]] = {
     "CIFAR-10, non-IID split": (_make_row("cifar10", NON_IID),),
     "CIFAR-100, IID split above, non-IID split below": (_make_row("cifar100", IID), _make_row("cifar100", NON_IID)),
 }
-"""What each figure of the paper shows, and its rows of panels."""
+"""Subject of each figure of the paper -> its rows of panels."""
 
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """One of the paper's figures, for any choice of its panels."""
+    """One of the paper's figures; its panels can also be drawn one by one."""
 
     number: int
     subject: str
@@ -96,27 +94,24 @@ class PaperFigure:
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """The name of its files, without an ending."""
         return f"figure-{self.number}"
 
     @property
     def title(self) -> str:
-        """What is drawn, for a heading and for readers who cannot see it."""
         return f"Figure {self.number}. {self.subject}: test accuracy over rounds"
 
     @property
     def caption(self) -> str:
-        """How to read the figure."""
         seeds = f" {BAND.capitalize()}." if self.several_seeds else ""
         return (
             f"Test accuracy over communication rounds ({OWNER_NAMES[self.owner]}), {self.subject}; simple model left, "
-            f"complex model right.{seeds} Dotted: the paper’s targets. Dashed: the same model trained in one place, on all "
-            "of the data and on half of it; our value, or the paper’s where we have not run it."
+            f"complex model right.{seeds} Dotted: the paper’s targets. Dashed: the same model trained in one place, on "
+            "all of the data and on half of it; our value, or the paper’s where we have not run it."
         )
 
     @property
     def several_seeds(self) -> bool:
-        """Whether some curve is a mean."""
         cells = [self.selection.federated[panel.recipe, method] for panel in self._panels for method in METHODS]
         return any(len(runs) > 1 for runs in cells)
 
@@ -125,7 +120,7 @@ class PaperFigure:
         return list(chain.from_iterable(self.rows))
 
     def draw(self, rows: Sequence[Sequence[Panel]]) -> Figure:
-        """These panels, which share their axes, with a common legend."""
+        """Draws the given panels with shared axes and a common legend."""
         import matplotlib
         from matplotlib.figure import Figure
 
@@ -145,7 +140,7 @@ class PaperFigure:
 
     @cached_property
     def _lines(self) -> dict[tuple[str, str], Line]:
-        """Every curve by the panel's title and the method; an empty one where nothing is evaluated."""
+        """(title of the panel, method) -> curve, empty if nothing is evaluated."""
         return {
             (panel.title, method): average_curves(
                 self.selection.federated[panel.recipe, method], panel.tier, self.owner, ROUNDS.spent
@@ -156,7 +151,7 @@ class PaperFigure:
 
     @cached_property
     def _limits(self) -> tuple[float, float]:
-        """The accuracies that matter to every panel: from well below the targets to above the centralised lines."""
+        """The y axis of all panels: from well below the targets to above the centralised lines."""
         drawn = [each for each in self._lines.values() if each.spent]
         references = [value for panel in self._panels for value, _ in self._references(panel).values()]
         low = min([min(panel.targets) - 38 for panel in self._panels] + [max(each.mean) - 10 for each in drawn])
@@ -169,7 +164,7 @@ class PaperFigure:
         return max((rounds_planned(run) for run in runs), default=1000)
 
     def _references(self, panel: Panel) -> dict[float, tuple[float, str]]:
-        """By share of the data the centralised accuracy, and whose it is."""
+        """Share of the data -> the centralised accuracy, and whose it is."""
         found = {}
         for place, printed in CENTRALISED_PERCENT.items():
             if place[:2] == (panel.data, panel.tier):
@@ -195,7 +190,7 @@ class PaperFigure:
         axis.spines[["top", "right"]].set_visible(False)
 
     def _draw_references(self, axis: Axes, panel: Panel) -> None:
-        """Dashed lines, explained in the corner that rising curves leave free."""
+        # The legend is in the corner that rising curves leave free.
         handles = [
             axis.axhline(
                 value,
@@ -246,7 +241,7 @@ class PaperFigure:
 
 
 def _draw_targets(axis: Axes, percents: Sequence[float]) -> None:
-    """Dotted lines with their labels at the right, outside, where no curve passes: one above its line, one below."""
+    # The labels are outside the panel, where no curve passes: one above its line, one below.
     for target, side in zip(percents, ("bottom", "top"), strict=True):
         axis.axhline(target, zorder=0.5, **TARGET_LINE)
         axis.annotate(
@@ -262,5 +257,4 @@ def _draw_targets(axis: Axes, percents: Sequence[float]) -> None:
 
 
 def make_figures(selection: Selection, owner: str) -> list[PaperFigure]:
-    """Figures 1 to 3, arranged as in the paper."""
     return [PaperFigure(number, *each, selection, owner) for number, each in enumerate(LAYOUT.items(), start=1)]

@@ -1,4 +1,4 @@
-"""The paper's tables and figures from whatever runs there are, its values beside ours."""
+"""Writes the paper's tables and figures from the available runs, with its values next to ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the runs given belong to the paper's experiments, and which experiments have none yet."""
+"""Selects the runs that belong to the paper's experiments."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ PAPER_RUNS: tuple[Cell, ...] = tuple(
 CENTRALISED: tuple[Reference, ...] = tuple(CENTRALISED_PERCENT)
 """The paper's eight centralised references."""
 NOT_RUN = "not run"
-"""What a table says where there is no run."""
 IGNORED_SECTIONS = (*NEUTRAL_SECTIONS, *EXECUTION_SECTIONS)
 MAY_DIFFER = ("recipe", "method", "seed", *IGNORED_SECTIONS)
-"""Settings and sections that may differ from the recipe's without making another experiment of it."""
+"""Settings and sections that may differ from the recipe's in a run of the paper's experiment."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The runs that the tables and figures are made of, one a seed, and what a reader must know of them."""
+    """The runs of the tables and figures, one per seed, and warnings about them."""
 
     federated: Mapping[Cell, tuple[Run, ...]]
     centralised: Mapping[Reference, tuple[Run, ...]]
@@ -51,16 +50,15 @@ class Selection:
 
     @property
     def runs(self) -> list[Run]:
-        """All of them."""
         return [*chain.from_iterable(self.federated.values()), *chain.from_iterable(self.centralised.values())]
 
     def of_recipe(self, recipe: str) -> list[Run]:
-        """The runs of all methods, in the order of the paper's columns."""
+        """Returns the runs of all methods, in the order of the paper's columns."""
         return [run for method in METHODS for run in self.federated[recipe, method]]
 
 
 def select_runs(runs: Sequence[Run]) -> Selection:
-    """Sort the runs into the paper's cells; those of other experiments are left aside."""
+    """Sorts runs into the cells of the paper's tables. Runs of other experiments are ignored."""
     federated = {place: [run for run in runs if match_cell(run) == place] for place in PAPER_RUNS}
     references = {place: [run for run in runs if match_reference(run) == place] for place in CENTRALISED}
     selection = Selection(
@@ -73,24 +71,23 @@ def select_runs(runs: Sequence[Run]) -> Selection:
 
 
 def has_finished_run(runs: Sequence[Run], config: Config) -> bool:
-    """Whether a finished run among these is the one that a configuration asks for, its seed included."""
+    """Returns whether one of the runs is finished and has the configuration's experiment and seed."""
     wanted = _experiment_settings(tomllib.loads(to_toml(config)))
     return any(run.summary is not None and _experiment_settings(run.config) == wanted for run in runs)
 
 
 def _experiment_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes the experiment: neither how the machine is used nor what is looked at."""
     return {key: value for key, value in flatten_config(config).items() if key.split(".")[0] not in IGNORED_SECTIONS}
 
 
 def match_cell(run: Run) -> Cell | None:
-    """The recipe and method that a run belongs to, None if it is no run of the paper's."""
+    """Returns the recipe and method of a run of the paper, None for other runs."""
     belongs = run.recipe in ROUNDS_TO_TARGET and run.method in METHODS and run.tiers == TIERS
     return (run.recipe, run.method) if belongs else None
 
 
 def match_reference(run: Run) -> Reference | None:
-    """The centralised reference that a run belongs to, None if it is none of the paper's."""
+    """Returns the centralised reference that a run belongs to, None for other runs."""
     data, _, ending = run.recipe.rpartition("-")
     if ending != "centralised":
         return None
@@ -99,7 +96,7 @@ def match_reference(run: Run) -> Reference | None:
 
 
 def list_changes(run: Run) -> list[str]:
-    """The settings in which a run of the paper's departs from its recipe, as key = value."""
+    """Returns the settings that a run of the paper changes in its recipe, as key = value."""
     if (place := match_reference(run)) is not None:
         data, tier, fraction = place
         recipe = make_centralised(load_recipe(f"{data}-iid"), tier, fraction)
@@ -113,7 +110,7 @@ def list_changes(run: Run) -> list[str]:
 
 
 def _choose_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """One run a seed, the furthest; runs that change their recipe only where none follows it."""
+    # Of each seed the longest run; runs that change their recipe count only if no run follows it.
     faithful = [run for run in runs if not list_changes(run)]
     by_seed: dict[int, Run] = {}
     for run in sorted(faithful or runs, key=lambda run: (run.summary is not None, rounds_done(run))):
@@ -122,7 +119,6 @@ def _choose_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def _list_warnings(selection: Selection, candidates: Sequence[Run]) -> Iterator[str]:
-    """Unfinished runs, runs that are not set up alike, runs that change the recipe, runs left out."""
     for recipe in ROUNDS_TO_TARGET:
         if runs := selection.of_recipe(recipe):
             yield from (f"{recipe}: {text}" for text in list_warnings(compare(runs)))
@@ -140,21 +136,17 @@ def _list_warnings(selection: Selection, candidates: Sequence[Run]) -> Iterator[
 
 
 def describe_run(run: Run) -> str:
-    """A run in words: recipe, method, seed and folder."""
     return f"{run.recipe}, {run.method}, seed {run.seed} ({run.folder.name})"
 
 
 def describe_reference(place: Reference) -> str:
-    """A centralised reference in words."""
     data, tier, fraction = place
     return f"{DATA_SETS[data]} centralised, {tier}, {format_fraction(fraction)} data"
 
 
 def format_unfinished(run: Run) -> str:
-    """What a table says of a run that goes on."""
     return f"unfinished (round {rounds_done(run)})"
 
 
 def format_fraction(fraction: float) -> str:
-    """How much of the data, in words."""
     return {1.0: "all", 0.5: "half"}[fraction]

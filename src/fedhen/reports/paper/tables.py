@@ -1,4 +1,4 @@
-"""The paper's tables with its values beside ours, and the same layout for what it does not count."""
+"""The paper's tables with its values next to ours, and further tables in the same layout."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ POPULATION = "50 simple and 50 complex devices, 10 of them active a round"
 HERO = next(iter(METHODS.values()))
 
 Aim = tuple[float, tuple[str, ...]]
-"""A target, and what the paper prints for each method and for the gain there, if anything."""
+"""A target, and the paper's cells for each method and for the gain, if it has any."""
 Aims = Callable[[str, str], Sequence[Aim]]
-"""The targets of a recipe and a tier."""
+"""(recipe, tier) -> targets."""
 
 
 @dataclass(frozen=True)
 class View:
-    """The runs of one split, and what is measured on whose model."""
+    """The runs of one split, whose models are reported, and the measure."""
 
     selection: Selection
     split: Split
@@ -44,12 +44,11 @@ class View:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs of the split."""
         return list(chain.from_iterable(map(self.selection.of_recipe, self.split.recipes.values())))
 
     @property
     def complete(self) -> dict[str, str]:
-        """The recipes of the data sets where every method's runs are finished."""
+        """Data set -> recipe, for those whose runs of every method are finished."""
         return {data: recipe for data, recipe in self.split.recipes.items() if self._finished(recipe)}
 
     def _finished(self, recipe: str) -> bool:
@@ -58,12 +57,12 @@ class View:
 
 
 def make_paper_tables(selection: Selection, owner: str) -> list[Table]:
-    """Tables 1 and 2: the paper's value in parentheses beside ours in every cell."""
+    """Makes Tables 1 and 2. Each cell has our value, and the paper's in parentheses."""
     return [_make_paper_table(View(selection, split, owner)) for split in SPLITS]
 
 
 def make_further_tables(selection: Selection, owner: str) -> list[Table]:
-    """What the runs tell beyond the paper: rounds to targets by its own rule, and bytes to its targets."""
+    """Makes what the paper does not print: rounds to targets by its rule on our runs, and bytes to its targets."""
     views = [View(selection, split, owner) for split in SPLITS]
     own = [_make_auto_table(view) for view in views if view.complete]
     return own + [
@@ -127,7 +126,6 @@ def _make_bytes_table(view: View) -> Table:
 
 
 def _note_owner(owner: str) -> str:
-    """What the paper's values are of, where ours are of something else."""
     return "" if owner == MODEL_OWNERS[0] else f", of the {OWNER_NAMES[MODEL_OWNERS[0]]}"
 
 
@@ -143,7 +141,6 @@ def _list_printed_targets(recipe: str, tier: str) -> list[Aim]:
 def _make_table(
     view: View, aims: Aims, *, name: str, title: str, meaning: str, caption: str, notes: Sequence[str]
 ) -> Table:
-    """By tier and data set, a row a target, in the paper's layout."""
     groups = []
     for tier in TIERS:
         places = [(data, recipe, aim) for data, recipe in view.split.recipes.items() for aim in aims(recipe, tier)]
@@ -182,7 +179,7 @@ def _format_cell(runs: Sequence[Run], costs: Sequence[Cost], show: Format) -> st
 
 
 def _format_heading(view: View, method: str) -> str:
-    """A method's name, with its number of runs where that is not one for all."""
+    # With the number of runs, if any method has several.
     counts = {m: {len(view.selection.federated[r, m]) for r in view.split.recipes.values()} - {0} for m in METHODS}
     several = max(chain.from_iterable(counts.values()), default=1) > 1
     own = " or ".join(map(str, sorted(counts[method])))
@@ -190,7 +187,6 @@ def _format_heading(view: View, method: str) -> str:
 
 
 def _reading_notes(view: View, groups: Sequence[Group]) -> list[str]:
-    """Only what this table needs to be read rightly."""
     gains = [row[-1] for group in groups for row in group.rows]
     notes = note_interval(view.runs)
     if any("n = " in _format_heading(view, method) for method in METHODS):
@@ -203,7 +199,7 @@ def _reading_notes(view: View, groups: Sequence[Group]) -> list[str]:
 
 
 def make_outcome_tables(selection: Selection) -> list[Table]:
-    """How the runs of each recipe ended."""
+    """Makes a table of the outcome of the runs of each recipe."""
     tables = []
     for recipe in ROUNDS_TO_TARGET:
         if runs := selection.of_recipe(recipe):
