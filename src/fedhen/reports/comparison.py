@@ -118,10 +118,6 @@ def rounds_done(run: Run) -> int:
     return run.rounds[-1].round if run.rounds else 0
 
 
-def rounds_planned(run: Run) -> int:
-    return run.settings.rounds
-
-
 def is_evaluated(run: Run) -> bool:
     return any(record.accuracy for record in run.rounds)
 
@@ -157,7 +153,7 @@ def _warn_of_truncated(runs: Sequence[Run]) -> Iterator[str]:
     cuts: dict[str, list[str]] = {}
     for run in runs:
         if run.truncated_from:
-            cuts.setdefault(f"{rounds_planned(run)} of {run.truncated_from}", []).append(run.folder.name)
+            cuts.setdefault(f"{run.settings.rounds} of {run.truncated_from}", []).append(run.folder.name)
     for share, names in cuts.items():
         yield f"Only the first {share} rounds are used: {', '.join(names)}."
 
@@ -165,24 +161,21 @@ def _warn_of_truncated(runs: Sequence[Run]) -> Iterator[str]:
 def _warn_of_damaged(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         if run.damage:
-            progress = f"{rounds_done(run)} of {rounds_planned(run)} rounds can be read"
-            yield f"Damaged: {run.method}, seed {run.seed} ({run.folder.name}): {'; '.join(run.damage)}; {progress}."
+            progress = f"{rounds_done(run)} of {run.settings.rounds} rounds can be read"
+            yield f"Damaged: {run.label}: {'; '.join(run.damage)}; {progress}."
 
 
 def _warn_of_unfinished(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
-        name = f"{run.method}, seed {run.seed} ({run.folder.name})"
-        progress = f"{rounds_done(run)} of {rounds_planned(run)} rounds recorded"
+        progress = f"{rounds_done(run)} of {run.settings.rounds} rounds recorded"
         if not is_evaluated(run):
-            yield f"No evaluated round{'' if run.is_complete else ' yet'}: {name}, {progress}."
+            yield f"No evaluated round{'' if run.is_complete else ' yet'}: {run.label}, {progress}."
         elif not run.is_complete:
-            yield f"Unfinished: {name}, {progress}; its numbers can still change."
+            yield f"Unfinished: {run.label}, {progress}; its numbers can still change."
 
 
 def _warn_of_missing_average(runs: Sequence[Run]) -> Iterator[str]:
-    without = [
-        f"{run.method}, seed {run.seed} ({run.folder.name})" for run in runs if MODEL_OWNERS[0] not in run.owners
-    ]
+    without = [run.label for run in runs if MODEL_OWNERS[0] not in run.owners]
     if without:
         yield (
             f"No average of all devices, which the paper reports, was kept by {'; '.join(without)}: "

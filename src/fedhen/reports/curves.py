@@ -6,10 +6,12 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from fedhen.fileio.atomic import write_text
 from fedhen.reports.comparison import Comparison, is_evaluated
 from fedhen.reports.costs import Measure, Spent
 from fedhen.reports.tables import OWNER_NAMES
@@ -114,8 +116,8 @@ class Chart:
         inches = 0.75 + 0.078 * max(
             len(self._label(method)) for method in self.comparison.methods
         )  # of a legend's entry
-        beside = max(1, min(len(self.comparison.methods), int((width + 0.2) / inches)))
-        below = -(-len(self.comparison.methods) // beside)
+        columns = max(1, min(len(self.comparison.methods), int((width + 0.2) / inches)))
+        below = -(-len(self.comparison.methods) // columns)
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=(width, 3.2 * rows + 0.2 * below), layout="constrained")
             panels = figure.subplots(rows, across, squeeze=False).flat
@@ -128,7 +130,7 @@ class Chart:
                 handles,
                 labels,
                 loc="outside lower center",
-                ncols=beside,
+                ncols=columns,
                 frameon=False,
                 handlelength=3,
                 title=BAND if self.comparison.several_seeds else None,
@@ -153,9 +155,7 @@ class Chart:
         panel.set_title(f"{tier} model", fontsize=10)
         panel.set_xlabel(label)
         panel.set_ylabel(f"test accuracy, % ({OWNER_NAMES[self.owner]})", fontsize=8)
-        panel.grid(color="0.92", lw=0.6)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
+        style_axes(panel)
 
     def _plot(self, panel: Axes, method: str, curve: Line, size: float) -> Line2D:
         scaled = replace(curve, spent=[amount / size for amount in curve.spent])
@@ -167,6 +167,13 @@ class Chart:
         # A method without a curve in one panel may lack that tier; without any curve, it is not evaluated yet.
         some = any(map(is_evaluated, self.comparison.by_method[method]))
         return method if some else f"{method} (not evaluated)"
+
+
+def style_axes(panel: Axes) -> None:
+    """Draws a light grid below the curves, and no frame above and right of them."""
+    panel.grid(color="0.92", lw=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
 
 
 def draw_line(panel: Axes, curve: Line, look: Look, **how: Any) -> Line2D:
@@ -200,13 +207,15 @@ def _draw_targets(panel: Axes, percents: Sequence[float]) -> None:
         )
 
 
-def render_png(figure: Figure, dpi: int = 150) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=dpi)
-    return file.getvalue()
+def write_figure(figure: Figure, out: Path, name: str, dpi: int = 150) -> list[Path]:
+    """Writes a figure as PNG and as SVG, and returns both paths."""
+    png, svg = out / f"{name}.png", out / f"{name}.svg"
+    figure.savefig(png, format="png", dpi=dpi)
+    write_text(svg, _render_svg(figure, name))
+    return [png, svg]
 
 
-def render_svg(figure: Figure, salt: str, text_as_paths: bool = True) -> str:
+def _render_svg(figure: Figure, salt: str, text_as_paths: bool = True) -> str:
     """Renders a figure as SVG; the same figure and salt give the same bytes."""
     import matplotlib
 
@@ -218,7 +227,7 @@ def render_svg(figure: Figure, salt: str, text_as_paths: bool = True) -> str:
 
 def render_inline_svg(figure: Figure, prefix: str) -> str:
     """Renders a figure as an element of an HTML page, with a prefix that keeps its ids distinct."""
-    drawing = render_svg(figure, prefix, text_as_paths=False)
+    drawing = _render_svg(figure, prefix, text_as_paths=False)
     drawing = drawing[drawing.index("<svg") :]
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
     drawing = re.sub(r'^<svg[^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true">', drawing)

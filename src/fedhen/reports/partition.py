@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedhen.config.settings import Config
 from fedhen.errors import UserError
-from fedhen.fileio.atomic import write_json, write_text
-from fedhen.reports.curves import STYLE, render_png, render_svg
+from fedhen.fileio.atomic import write_json
+from fedhen.reports.curves import STYLE, write_figure
 from fedhen.reports.rendering import Group, Table, to_text
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def write_partition(partition: Partition, out: Path) -> str:
     drawn = draw_partition(partition)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{NAME}.png").write_bytes(render_png(drawn))
-        write_text(out / f"{NAME}.svg", render_svg(drawn, salt=NAME))
+        write_figure(drawn, out, NAME)
         write_json(out / f"{NAME}.json", to_dict(partition))
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None

@@ -10,7 +10,7 @@ from fedhen.errors import UserError, one_line
 from fedhen.fileio.atomic import write_text
 from fedhen.reports.comparison import HERO, Comparison, choose_owner, compare, list_warnings
 from fedhen.reports.costs import BYTES, ROUNDS
-from fedhen.reports.curves import Chart, render_png, render_svg
+from fedhen.reports.curves import Chart, write_figure
 from fedhen.reports.page import make_page
 from fedhen.reports.rendering import Table, escape_markdown, make_printable, to_latex, to_markdown, to_text
 from fedhen.reports.tables import make_tables
@@ -42,7 +42,9 @@ def write_report(
     charts = [Chart(comparison, chosen, owner, measure) for measure in (ROUNDS, BYTES)]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        paths = [*_write_texts(comparison, tables, charts, out), *_write_figures(comparison, charts, out)]
+        paths = _write_texts(comparison, tables, charts, out)
+        for chart in charts:
+            paths += write_figure(chart.figure(comparison.tiers), out, f"curves-{chart.measure.name}")
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}") from None
     return Report(_terminal_text(comparison, tables), tuple(paths))
@@ -67,17 +69,6 @@ def _write_texts(comparison: Comparison, tables: Sequence[Table], charts: Sequen
 
 def _latex_comments(comparison: Comparison) -> str:
     return "".join(f"% {one_line(text)}\n" for text in list_warnings(comparison))
-
-
-def _write_figures(comparison: Comparison, charts: Sequence[Chart], out: Path) -> list[Path]:
-    paths = []
-    for chart in charts:
-        figure = chart.figure(comparison.tiers)
-        name = f"curves-{chart.measure.name}"
-        (out / f"{name}.png").write_bytes(render_png(figure))
-        write_text(out / f"{name}.svg", render_svg(figure, salt=name))
-        paths += [out / f"{name}.png", out / f"{name}.svg"]
-    return paths
 
 
 def _terminal_text(comparison: Comparison, tables: Sequence[Table]) -> str:

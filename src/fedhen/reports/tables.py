@@ -7,7 +7,7 @@ from itertools import chain
 from statistics import median
 from typing import Literal
 
-from fedhen.reports.comparison import Comparison, choose_owner, rounds_done, rounds_planned
+from fedhen.reports.comparison import Comparison, choose_owner, rounds_done
 from fedhen.reports.costs import (
     BYTES,
     OWN_BYTES,
@@ -180,7 +180,7 @@ def _format_parameters(tier: str) -> Callable[[Sequence[Run]], str]:
 
 def _format_rounds(runs: Sequence[Run]) -> str:
     if len(runs) == 1 and (not runs[0].is_complete or runs[0].damage):
-        return f"{rounds_done(runs[0])} of {rounds_planned(runs[0])}"
+        return f"{rounds_done(runs[0])} of {runs[0].settings.rounds}"
     done = [rounds_done(run) for run in runs]
     return str(done[0]) if len(set(done)) == 1 else f"{min(done)} to {max(done)}"
 

@@ -61,6 +61,11 @@ class Run:
         return self.settings.method + (f"+{local}" if local != "plain" else "")
 
     @property
+    def label(self) -> str:
+        """The run in words: method, seed and folder."""
+        return f"{self.method}, seed {self.seed} ({self.folder.name})"
+
+    @property
     def recipe(self) -> str:
         return self.settings.recipe
 

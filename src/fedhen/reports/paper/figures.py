@@ -10,9 +10,8 @@ from itertools import chain
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from fedhen.reports.comparison import rounds_planned
 from fedhen.reports.costs import ROUNDS
-from fedhen.reports.curves import BAND, STYLE, Line, average_curves, choose_looks, draw_line
+from fedhen.reports.curves import BAND, STYLE, Line, average_curves, choose_looks, draw_line, style_axes
 from fedhen.reports.paper.centralised import reference_percents
 from fedhen.reports.paper.selection import Selection, format_fraction
 from fedhen.reports.paper.values import (
@@ -161,7 +160,7 @@ class PaperFigure:
     @cached_property
     def _rounds(self) -> int:
         runs = chain.from_iterable(self.selection.federated[panel.recipe, m] for panel in self._panels for m in METHODS)
-        return max((rounds_planned(run) for run in runs), default=1000)
+        return max((run.settings.rounds for run in runs), default=1000)
 
     def _references(self, panel: Panel) -> dict[float, tuple[float, str]]:
         """Share of the data -> the centralised accuracy, and whose it is."""
@@ -185,9 +184,7 @@ class PaperFigure:
         _draw_targets(axis, panel.targets)
         self._draw_references(axis, panel)
         self._note_missing(axis, panel)
-        axis.grid(color="0.92", lw=0.6)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
+        style_axes(axis)
 
     def _draw_references(self, axis: Axes, panel: Panel) -> None:
         # The legend is in the corner that rising curves leave free.

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedhen.errors import UserError
 from fedhen.fileio.atomic import write_text
 from fedhen.reports.comparison import choose_owner
-from fedhen.reports.curves import render_inline_svg, render_png, render_svg
+from fedhen.reports.curves import render_inline_svg, write_figure
 from fedhen.reports.page import Drawings, Section, merge_environments, render_page
 from fedhen.reports.paper.accuracies import make_accuracy_table
 from fedhen.reports.paper.centralised import make_centralised_table
@@ -38,7 +38,7 @@ from fedhen.runs.reader import Run
 __all__ = ["CENTRALISED", "PAPER_RUNS", "has_finished_run", "write_paper"]
 
 TITLE = "The FedHeN paper’s tables and figures"
-ABOUT = f"From our runs, with the values of the paper beside them: {CITATION}."
+ABOUT = f"From our runs, with the values of the paper in parentheses: {CITATION}."
 DPI = 220
 Part = Table | PaperFigure
 
@@ -68,11 +68,11 @@ def write_paper(runs: Sequence[Run], out: Path, *, owner: str | None = None) -> 
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             write_text(out / name, text)
-        drawn = [path for each in figures for path in _write_figure(each, out)]
+        paths = [path for each in figures for path in write_figure(each.draw(each.rows), out, each.name, DPI)]
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}") from None
     said = "".join(f"{make_printable(text)}\n" for text in (_progress(selection), *selection.warnings))
-    return Report("\n".join([said, *map(to_text, tables)]), (*(out / name for name in texts), *drawn))
+    return Report("\n".join([said, *map(to_text, tables)]), (*(out / name for name in texts), *paths))
 
 
 def _progress(selection: Selection) -> str:
@@ -84,13 +84,6 @@ def _progress(selection: Selection) -> str:
         f"Finished: {done} of the paper’s {len(PAPER_RUNS)} runs, and {references} of its {len(CENTRALISED)} "
         "centralised references."
     )
-
-
-def _write_figure(each: PaperFigure, out: Path) -> list[Path]:
-    drawn = each.draw(each.rows)
-    (out / f"{each.name}.png").write_bytes(render_png(drawn, DPI))
-    write_text(out / f"{each.name}.svg", render_svg(drawn, salt=each.name))
-    return [out / f"{each.name}.png", out / f"{each.name}.svg"]
 
 
 def _page(selection: Selection, parts: Sequence[Part]) -> str:

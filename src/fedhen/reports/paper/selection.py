@@ -126,17 +126,13 @@ def _list_warnings(selection: Selection, candidates: Sequence[Run]) -> Iterator[
         yield from (f"{describe_reference(place)}: {text}" for text in (list_warnings(compare(each)) if each else ()))
     for run in selection.runs:
         if changed := list_changes(run):
-            yield f"Not the paper’s experiment: {describe_run(run)} changes its recipe, {', '.join(changed)}."
+            yield f"Not the paper’s experiment: {run.recipe}, {run.label} changes its recipe, {', '.join(changed)}."
     used = set(map(id, selection.runs))
     for run in candidates:
         if id(run) not in used:
             changed = list_changes(run)
             why = f"it changes its recipe, {', '.join(changed)}" if changed else "another run of its seed is shown"
-            yield f"Left out: {describe_run(run)}; {why}."
-
-
-def describe_run(run: Run) -> str:
-    return f"{run.recipe}, {run.method}, seed {run.seed} ({run.folder.name})"
+            yield f"Left out: {run.recipe}, {run.label}; {why}."
 
 
 def describe_reference(place: Reference) -> str:

@@ -167,8 +167,8 @@ def _make_row(view: View, recipe: str, tier: str, aim: Aim) -> tuple[str, ...]:
     ours = [_format_cell(*each, show) for each in zip(runs, costs, strict=True)]
     hero, *baselines = costs
     ours.append(gain(hero, baselines) if all(runs) else "–" if any(runs) else NOT_RUN)
-    beside = [f"{own} ({its})" for own, its in zip(ours, printed, strict=True)] if printed else ours
-    return (format_percent(target), *beside)
+    cells = [f"{own} ({its})" for own, its in zip(ours, printed, strict=True)] if printed else ours
+    return (format_percent(target), *cells)
 
 
 def _format_cell(runs: Sequence[Run], costs: Sequence[Cost], show: Format) -> str:
