@@ -1,4 +1,4 @@
-"""Run folders made up by hand, so that every expected number can be worked out on paper."""
+"""Invented runs, with which every expected number can be derived by hand."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from fedhen.runs.reader import Run
 from fedhen.runs.records import RoundRecord, Summary, Timing
 
 Curves = Mapping[str, Sequence[float | None]]
-"""Tier -> the accuracy of each round, None where a round was not evaluated."""
+"""Tier -> the accuracy of each round, None if the round was not evaluated."""
 
 
 def make_run(method: str, curves: Curves, *, seed: int = 0, planned: int | None = None, **config: Any) -> Run:
-    """A run whose kinds of model score alike, with 1 MB a tier and way each round; finished unless cut short."""
+    """Makes a run with equal scores for all owners and 1 MB per tier, direction and round.
+
+    It is finished unless `planned` exceeds the length of the curves.
+    """
     length = max((len(curve) for curve in curves.values()), default=0)
     planned = length if planned is None else planned
     rounds = [
@@ -56,7 +59,7 @@ def _round(number: int, accuracy: Mapping[str, float | None]) -> RoundRecord:
 
 
 def staircase(length: int, steps: Mapping[int, float], start: float = 0.1) -> list[float]:
-    """An accuracy that stays as it is but for the rounds named, where it takes the value given."""
+    """Returns an accuracy per round, which changes only in the rounds of `steps`."""
     curve, now = [], start
     for number in range(1, length + 1):
         now = steps.get(number, now)
@@ -65,7 +68,7 @@ def staircase(length: int, steps: Mapping[int, float], start: float = 0.1) -> li
 
 
 def write_folder(run: Run, folder: Path) -> Path:
-    """The run as files, for tests that start from a folder."""
+    """Writes a run as a folder."""
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(_toml(run.config), encoding="utf-8")
     rounds, timing = [record.to_dict() for record in run.rounds], [asdict(each) for each in run.timing]

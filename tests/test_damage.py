@@ -1,4 +1,4 @@
-"""Files that are torn, altered or hostile: one line, nothing executed, and of run folders what can be trusted."""
+"""Torn, altered or hostile files give one line and execute nothing; of run folders the undamaged part is read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def changed(line: str, **values: Any) -> str:
 
 
 def test_a_torn_last_line_is_dropped_and_said(run: Path, tmp_path: Path) -> None:
-    """At every byte at which a crash can tear it."""
+    """A crash may tear it at any byte."""
     (run / "summary.json").unlink()
     *before, last = lines(run)
     for length in range(1, len(last) - 1):
@@ -97,7 +97,7 @@ def test_the_rounds_before_the_damage_count_and_the_run_is_marked_everywhere(
         assert "2 of 4" in text
     assert note in report.text and "2 of 4 rounds can be read" in report.text
     (row,) = [line for line in report.text.splitlines() if line.startswith("  70.0 %")][:1]
-    assert row.split()[2:4] == ["damaged", "4"], "what the lost rounds reached nobody knows"
+    assert row.split()[2:4] == ["damaged", "4"], "the lost rounds may have reached it"
 
 
 def test_lost_timing_costs_nothing_but_the_timing(run: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_report_on_several_runs_goes_on_without_the_unreadable(
 @settings(max_examples=300)
 @given(st.data())
 def test_any_change_of_any_byte_is_one_line_or_a_report(data: st.DataObject) -> None:
-    """A few bytes of any file of a folder become others; what can still be read is then reported without an error."""
+    """After a change of a few bytes in any file, what can still be read is reported without an error."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as place:
@@ -203,7 +203,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hostile_models() -> dict[str, Callable[[Path], None]]:
-    """What becomes of a model file, by name."""
+    """Name -> what is done to a model file."""
 
     def raw(content: bytes) -> Callable[[Path], None]:
         def act(path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_hostile_model_file_is_one_line(trained: Path, name: str, capsys: pyte
 def test_nothing_that_a_run_folder_names_is_executed(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A method file is read by those who train with it alone; tiers cannot lead out of the folder."""
+    """Only training reads a method file, and names of tiers cannot lead out of the folder."""
     config, evil = trained / "config.toml", tmp_path / "evil.py"
     evil.write_text(f"open({str(tmp_path / 'owned')!r}, 'w')")
     good = config.read_text()

@@ -1,4 +1,4 @@
-"""The paper's tables and figures: every expected number is the paper's or worked out by hand beside it."""
+"""The paper's tables and figures: every expected number is the paper's or derived in a comment next to it."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def printed(table: str) -> list[tuple[str, ...]]:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """A configuration as a run folder gives it back, but for what `make_run` sets itself."""
+    """A configuration as read from a run folder, without what `make_run` sets itself."""
     values = tomllib.loads(to_toml(config))
     return {key: value for key, value in values.items() if key not in ("method", "seed", "rounds")}
 
 
 def federated(recipe: str, method: str, curves: Curves, **changes: Any) -> Run:
-    """A run of the recipe, 1 MB a tier and way each round, evaluated where the curves are."""
+    """A run of the recipe with 1 MB per tier, direction and round, evaluated in the rounds of the curves."""
     return make_run(method, curves, **{**settings(load_recipe(recipe)), **changes})
 
 
 def from_the_paper(recipe: str, method: str, seed: int = 0, shift: int = 0) -> Run:
-    """A run that reaches the paper's targets in the paper's rounds, or so many later, and nothing more."""
+    """A run that reaches the paper's targets in the paper's rounds, or `shift` rounds later, and no more."""
     curves = {
         tier: staircase(1000, {row.rounds[method] + shift: row.percent / 100 for row in reversed(rows)})
         for tier, rows in ROUNDS_TO_TARGET[recipe].items()
@@ -106,7 +106,7 @@ def test_the_papers_sixteen_gains_follow_from_its_rounds(row: tuple[str, ...]) -
 
 @pytest.mark.parametrize(("name", "source"), [("table-1", TABLE_1), ("table-2", TABLE_2)])
 def test_the_papers_value_stands_beside_ours_in_every_cell(all_runs: list[Run], name: str, source: str) -> None:
-    """Runs that take the paper's rounds: each cell says the same number twice, the gains recomputed."""
+    """Runs that take the paper's rounds: each cell has the same number twice, also the recomputed gains."""
     ran, empty = tables(all_runs)[name], tables([])[name]
     assert ran.columns == ("Dataset", "Accuracy", "FedHeN", "Decouple", "NoSide", "Gain")
     assert [group.title for group in ran.groups] == ["simple model", "complex model"]
@@ -162,7 +162,7 @@ def test_unfinished_and_missed_targets_say_so() -> None:
         "unfinished (round 455) (805)",
         "> 1.5× (2.8×)",
     )
-    # reached is reached, however the run goes on; 200 / 249 = 0.80
+    # a reached target counts although the run is unfinished; 200 / 249 = 0.80
     assert found["simple", "CIFAR-10", "83.4 %"] == ("249 (249)", "not reached (731)", "200 (669)", "0.8× (2.7×)")
     assert found["complex", "CIFAR-10", "88.5 %"][-1] == "– (1.4×)"
     assert found["simple", "CIFAR-100", "46.4 %"][0] == "unfinished (round 3) (296)"
@@ -211,7 +211,7 @@ def test_auto_targets_follow_the_papers_rule_where_all_methods_are_finished(all_
     expected = {"86.9 %": ("300", "900", "600", "2.0×"), "85.9 %": ("300", "800", "600", "2.0×")}
     assert cells(table) == {(t, "CIFAR-10", a): row for t in ("simple", "complex") for a, row in expected.items()}
     assert any("CIFAR-100: not all methods are finished" in note for note in table.notes)
-    # runs that stop at the paper's targets give these back
+    # runs that stop at the paper's targets reproduce them
     again = cells(tables(all_runs)["table-1-auto"])
     assert again["simple", "CIFAR-10", "84.4 %"] == ("289", "943", "805", "2.8×")
     assert again["complex", "CIFAR-100", "45.8 %"] == ("376", "752", "472", "1.3×")
@@ -302,7 +302,7 @@ def test_the_order_to_run_in() -> None:
 
 
 def test_a_finished_run_is_the_one_that_is_asked_for_only_if_its_settings_and_seed_are(tmp_path: Path) -> None:
-    """How the machine is used and what is looked at make no difference; a setting, the seed or the method does."""
+    """Settings of execution and evaluation make no difference; any other setting, the seed or the method does."""
     config = replace(load_recipe("cifar10-iid"), rounds=3)
     run = from_the_paper("cifar10-iid", "fedhen")
     run = replace(run, config=tomllib.loads(to_toml(config)))
@@ -320,7 +320,7 @@ def test_a_finished_run_is_the_one_that_is_asked_for_only_if_its_settings_and_se
     weighted = from_the_paper("cifar10-iid", "fedhen")
     weighted.config["objective"]["weights"] = {"simple": 0.5}
     assert any("objective.weights = {'simple': 0.5}" in text for text in select_runs([weighted]).warnings)
-    # A run from before there was such a setting has its default.
+    # A run that is older than a setting has its default.
     older = tomllib.loads(to_toml(config))
     del older["training"]["lr_warmup"]
     assert has_finished_run([replace(run, config=older)], config)
@@ -332,7 +332,7 @@ def test_a_finished_run_is_the_one_that_is_asked_for_only_if_its_settings_and_se
 
 
 def test_the_runs_under_results_are_those_that_the_command_would_make() -> None:
-    """Only what is missing there is run by `fedhen paper --run --runs results`."""
+    """`fedhen paper --run --runs results` runs only what is missing there."""
     folders = [path.parent for path in (Path(__file__).parent.parent / "results").glob("*/config.toml")]
     runs = [read_run(folder) for folder in folders]
     assert len(runs) >= 3
@@ -441,7 +441,7 @@ def test_figures_say_what_has_not_been_run() -> None:
 
 @pytest.mark.parametrize("seeds", [0, 1, 2])
 def test_nothing_is_cut_off_or_too_small_to_print(seeds: int) -> None:
-    """At 5 inches and 100 dots an inch, whole and panel by panel: all words inside the picture, none under 6 points."""
+    """At 5 inches and 100 dots an inch, whole and panel by panel: all text inside the image, none below 6 points."""
     runs = [from_the_paper(*place, seed, seed) for place in PAPER_RUNS[:3] for seed in range(seeds)]
     for each in make_figures(select_runs(runs), "devices"):
         for rows in (each.rows, [[each.rows[0][1]]]):

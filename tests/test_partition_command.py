@@ -1,4 +1,4 @@
-"""`fedhen data partition`: the numbers are those of the split that a run trains on, and the picture shows them."""
+"""`fedhen data partition` shows the split that a run trains on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedhen.errors import UserError
 from fedhen.experiment.build import build_experiment
 from fedhen.reports.partition import ALL_DEVICES, Partition, draw_partition, make_table, to_dict, write_partition
 
-# Two simple devices and one complex one; by hand below.
+# Two simple devices and one complex device.
 COUNTS = [[4, 0, 0], [1, 1, 2], [0, 6, 2]]
 CONFIG = Config(
     recipe="mine",
@@ -37,7 +37,7 @@ SMALL = Partition(CONFIG, COUNTS)
 
 
 def fedhen(*arguments: object) -> int:
-    """The command line with `data` alone."""
+    """Runs the command line with only the `data` commands."""
     top = Parser(prog="fedhen")
     data_commands.add_commands(top.add_subparsers(dest="command", required=True))
     options = top.parse_args([str(argument) for argument in arguments])
@@ -78,7 +78,7 @@ def test_the_table_says_the_same() -> None:
 
 
 def brightness(panel: Axes, number: int) -> float:
-    """How bright the heat map shows that many images: 1 is white."""
+    """Returns the brightness of a count in the heat map; 1 is white."""
     (cells,) = panel.images
     return float(np.mean(cells.to_rgba(np.array([number]))[0, :3]))
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_dealt_gets_one_line(arguments: list[str], says: str) -> 
 
 
 def dealt(recipe: str, out: Path) -> dict[str, Any]:
-    """The statistics of all devices of a recipe, where its real files are."""
+    """Returns the statistics of all devices of a recipe; skips the test if its real files are missing."""
     files = PUBLISHED[load_recipe(recipe).data.name]
     if not (data_root() / files.folder).is_dir():
         pytest.skip(f"{files.name} is not in {data_root()}: set FEDHEN_DATA to test with the real files")
@@ -210,7 +210,7 @@ def test_the_papers_iid_splits_of_the_real_files(recipe: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("recipe", ["cifar10-noniid", "cifar100-noniid"])
 def test_the_papers_dirichlet_splits_of_the_real_files(recipe: str, tmp_path: Path) -> None:
-    """Near the mean largest share of a prior, a little below: towards the end a device's own classes have run out."""
+    """A little below the mean largest share of a prior, because classes run out for the last devices."""
     classes = PUBLISHED[load_recipe(recipe).data.name].classes
     priors = np.random.default_rng(0).dirichlet(np.full(classes, 0.3), 20_000)
     expected = float(priors.max(1).mean())

@@ -1,4 +1,4 @@
-"""Reports: every expected number is the paper's or worked out by hand beside it."""
+"""Reports. Every expected number is the paper's or derived in a comment next to it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_owner_chooses_whose_model_is_scored() -> None:
 def test_auto_targets_are_the_worst_runs_best_floored_and_one_below() -> None:
     runs = [make_run("fedhen", {"simple": [0.5, 0.9]}), make_run("noside", {"simple": [0.8469, 0.7]})]
     assert auto_targets(runs, "simple") == (84.6, 83.6)  # the worse best is 84.69 %
-    assert auto_targets([make_run("fedhen", {"simple": [0.008]})], "simple") == (0.8,)  # 1.0 below is no target
+    assert auto_targets([make_run("fedhen", {"simple": [0.008]})], "simple") == (0.8,)  # 1.0 below it would be negative
     assert auto_targets([make_run("fedhen", {"simple": []}, planned=5)], "simple") == ()
 
 
@@ -127,9 +127,9 @@ def test_gain_is_a_lower_bound_where_no_baseline_got_there() -> None:
     assert gain([reached(289)], [[missed(1000)], [reached(805)]]) == "2.8×"
     assert (
         gain([reached(100)], [[reached(1000)], [missed(300)]]) == "> 3.0×"
-    )  # an unfinished run may still do it at 301
+    )  # an unfinished run may still reach it in round 301
     assert gain([missed(1000)], [[reached(805)]]) == "–"
-    assert gain([reached(500)], [[missed(300)]]) == "–"  # too short to tell anything
+    assert gain([reached(500)], [[missed(300)]]) == "–"  # the other run is too short
     assert gain([reached(4)], [[reached(5)]]) == "1.3×"  # 1.25, half up
     assert gain([reached(10)], [[reached(8)]]) == "0.8×"
 
@@ -155,7 +155,7 @@ def test_cells_say_not_reached_not_yet_and_not_evaluated() -> None:
 
 
 def test_the_first_rounds_alone_are_looked_at_where_that_is_asked_for() -> None:
-    """What is played after them changes nothing; a run that has them all is over, whatever it was to play."""
+    """Later rounds change nothing. A run that has all of these rounds is complete, whatever was planned."""
     runs = [
         make_run("fedhen", {"simple": [0.5, 0.8, 0.9, 0.9]}),
         make_run("noside", {"simple": [0.5, 0.6, 0.8]}, planned=4),
@@ -226,7 +226,7 @@ def test_several_seeds_give_mean_and_standard_deviation() -> None:
     own = f"{mean([10, 12, 20]):.1f} ± {stdev([10, 12, 20]):.1f}"
     assert own == "14.0 ± 5.3"
     assert table.columns == ("Accuracy", "fedhen (n = 3)", "noside (n = 2)", "Gain")
-    # 90 %: seed 50 had spent 60 rounds in vain, so at least (40 + 60) / 2 / 14 = 3.57; 80 %: (40 + 50) / 2 / 14 = 3.21
+    # 90 %: seed 50 spent 60 rounds in vain, so at least (40 + 60) / 2 / 14 = 3.57; 80 %: (40 + 50) / 2 / 14 = 3.21
     assert table.groups[0].rows == (
         ("90.0 %", own, "1 of 2 reached", "> 3.5×"),
         ("80.0 %", own, f"45.0 ± {stdev([40, 50]):.1f}", "3.2×"),
@@ -304,7 +304,7 @@ def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
         "noside (lr=0.2)": [0, 1],
     }
     table = make_cost_table(comparison, choose_targets(comparison, {"simple": [80.0]}), "devices", ROUNDS)
-    # A method's own variants are nothing that it gains over.
+    # There is no gain over a method's own variants.
     assert table.columns == ("Accuracy", "noside (n = 2)", "noside (lr=0.2) (n = 2)")
     assert table.groups[0].rows[0][1:] == ("5.0 ± 1.4", "2.5 ± 0.7")
     told = [text for text in list_warnings(comparison) if not text.startswith("Unfinished")]
@@ -312,7 +312,7 @@ def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
         "Variants of noside, named by what they change; noside itself has training.lr = 0.1.",
         "The runs differ in more than method and seed: rounds is 10 or 20.",
     ]
-    # The hero's are its own, and another method's settings are still warned of.
+    # Variants are found within each method, and differences between methods are still reported.
     with_hero = compare([*runs, variant({1: 0.8}, method="fedhen", training={"lr": 0.3, "clip": 5.0})])
     assert with_hero.methods == ("fedhen", "noside", "noside (lr=0.2)")
     assert with_hero.others == with_hero.methods[1:]
@@ -324,7 +324,7 @@ def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
 
 LISTS = ({"model": {"widths": [8, 8, 16, 16]}}, {"model": {"widths": [4, 4, 8, 8]}})
 VARIANTS: list[tuple[Sequence[dict[str, Any]], Sequence[str]]] = [
-    # How a run was played counts where nothing else differs.
+    # The way of execution counts only if nothing else differs.
     (({"runtime": {"precision": "bf16"}}, {"runtime": {"precision": "fp32"}}), ("mine", "mine (precision=fp32)")),
     (
         (
@@ -341,7 +341,7 @@ VARIANTS: list[tuple[Sequence[dict[str, Any]], Sequence[str]]] = [
         ),
         ("mine", "mine (groups=4)"),
     ),
-    # Settings of one name are told apart by their sections.
+    # Settings with the same last name keep their section.
     (({"training": {"batch_size": 8}}, {"training": {"batch_size": 9}}), ("mine", "mine (training.batch_size=9)")),
     # A table of free names is one setting, and may be empty.
     (
@@ -349,9 +349,9 @@ VARIANTS: list[tuple[Sequence[dict[str, Any]], Sequence[str]]] = [
         ("mine", "mine (weights={simple=0.5})"),
     ),
     (LISTS, ("mine", "mine (widths=[4, 4, 8, 8])")),
-    # What an older run does not know of is at its default.
+    # A setting that an older run lacks has its default.
     (({"model": {"groups": 2}}, {"model": {"groups": 4}, "training": {"lr_warmup": 0}}), ("mine", "mine (groups=4)")),
-    # The one nearest to the recipe has the plain name, wherever it stands.
+    # The variant nearest to the recipe has the plain name, whatever the order.
     (({"recipe": "digits", "model": {"groups": 4}}, {"recipe": "digits"}), ("mine", "mine (groups=4)")),
 ]
 
@@ -386,7 +386,7 @@ def test_curves_have_the_mean_and_the_range_of_the_seeds() -> None:
         make_run("fedhen", {"simple": []}, seed=2, planned=3),
     ]
     drawn = average_curves(runs, "simple", "devices", BYTES.spent)
-    assert drawn.spent == [2_000_000, 4_000_000]  # round 3 is one seed's alone
+    assert drawn.spent == [2_000_000, 4_000_000]  # only one seed has round 3
     assert drawn.mean == pytest.approx([30, 45])
     assert (drawn.low, drawn.high) == ([20, 40], [40, 50])
 
@@ -592,7 +592,7 @@ def test_reports_need_no_torch_and_the_tables_no_matplotlib() -> None:
 
 
 def test_a_method_without_a_tier_is_compared_where_it_can_be(tmp_path: Path) -> None:
-    """FedAvg's devices all have the complex model: its simple cells are dashes, its curve is no missing evaluation."""
+    """FedAvg's devices all have the complex model: its simple cells are dashes, not missing evaluations."""
     both = {"simple": [0.5, 0.9], "complex": [0.4, 0.9]}
     fedavg = make_run("fedavg", {"complex": [0.9, 0.95]})
     runs = [make_run("fedhen", both), make_run("noside", both), fedavg]

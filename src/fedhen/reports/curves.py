@@ -45,6 +45,7 @@ STYLE: dict[Any, Any] = {
 }
 MARKERS_PER_LINE = 8
 """Approximate."""
+PNG_DPI = 150
 BAND = "line: mean over the seeds, band: lowest to highest seed"
 PANELS_PER_ROW = 4
 
@@ -207,7 +208,7 @@ def _draw_targets(panel: Axes, percents: Sequence[float]) -> None:
         )
 
 
-def write_figure(figure: Figure, out: Path, name: str, dpi: int = 150) -> list[Path]:
+def write_figure(figure: Figure, out: Path, name: str, dpi: int = PNG_DPI) -> list[Path]:
     """Writes a figure as PNG and as SVG, and returns both paths."""
     png, svg = out / f"{name}.png", out / f"{name}.svg"
     figure.savefig(png, format="png", dpi=dpi)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedhen.errors import UserError, one_line
 from fedhen.fileio.atomic import write_text
 from fedhen.reports.comparison import HERO, Comparison, choose_owner, compare, list_warnings
 from fedhen.reports.costs import BYTES, ROUNDS
-from fedhen.reports.curves import Chart, write_figure
+from fedhen.reports.curves import PNG_DPI, Chart, write_figure
 from fedhen.reports.page import make_page
 from fedhen.reports.rendering import Table, escape_markdown, make_printable, to_latex, to_markdown, to_text
 from fedhen.reports.tables import make_tables
 from fedhen.reports.targets import RequestedTargets, choose_targets
 from fedhen.runs.reader import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -40,37 +44,32 @@ def write_report(
     chosen = choose_targets(comparison, targets, owner)
     tables = make_tables(comparison, chosen, owner)
     charts = [Chart(comparison, chosen, owner, measure) for measure in (ROUNDS, BYTES)]
+    figures = {f"curves-{chart.measure.name}": chart.figure(comparison.tiers) for chart in charts}
+    paths = write_files(out, _make_texts(comparison, tables, charts), figures)
+    notes = "".join(f"{make_printable(text)}\n" for text in list_warnings(comparison))
+    return Report("\n".join([*([notes] if notes else []), *map(to_text, tables)]), paths)
+
+
+def write_files(
+    out: Path, texts: Mapping[str, str], figures: Mapping[str, Figure], dpi: int = PNG_DPI
+) -> tuple[Path, ...]:
+    """Writes texts by file name, and figures by name as PNG and as SVG, into a folder. Returns all paths."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        paths = _write_texts(comparison, tables, charts, out)
-        for chart in charts:
-            paths += write_figure(chart.figure(comparison.tiers), out, f"curves-{chart.measure.name}")
+        for name, text in texts.items():
+            write_text(out / name, text)
+        images = [path for name, figure in figures.items() for path in write_figure(figure, out, name, dpi)]
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}") from None
-    return Report(_terminal_text(comparison, tables), tuple(paths))
+    return (*(out / name for name in texts), *images)
 
 
-def _write_texts(comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart], out: Path) -> list[Path]:
-    heading = [
-        f"# {escape_markdown(comparison.recipe)}\n",
-        *(f"{escape_markdown(t)}\n" for t in list_warnings(comparison)),
-    ]
-    texts = {
+def _make_texts(comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart]) -> dict[str, str]:
+    notes = list_warnings(comparison)
+    heading = [f"# {escape_markdown(comparison.recipe)}\n", *(f"{escape_markdown(note)}\n" for note in notes)]
+    comments = ["% needs \\usepackage{booktabs}", *(f"% {one_line(note)}" for note in notes)]
+    return {
         "report.html": make_page(comparison, tables, charts),
         "tables.md": "\n".join([*heading, *map(to_markdown, tables)]),
-        "tables.tex": "% needs \\usepackage{booktabs}\n"
-        + _latex_comments(comparison)
-        + "\n".join(map(to_latex, tables)),
+        "tables.tex": "\n".join([*comments, *map(to_latex, tables)]),
     }
-    for name, text in texts.items():
-        write_text(out / name, text)
-    return [out / name for name in texts]
-
-
-def _latex_comments(comparison: Comparison) -> str:
-    return "".join(f"% {one_line(text)}\n" for text in list_warnings(comparison))
-
-
-def _terminal_text(comparison: Comparison, tables: Sequence[Table]) -> str:
-    notes = "".join(f"{make_printable(text)}\n" for text in list_warnings(comparison))
-    return "\n".join([*([notes] if notes else []), *map(to_text, tables)])

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedhen.errors import UserError
-from fedhen.fileio.atomic import write_text
 from fedhen.reports.comparison import choose_owner
-from fedhen.reports.curves import render_inline_svg, write_figure
+from fedhen.reports.curves import render_inline_svg
 from fedhen.reports.page import Drawings, Section, merge_environments, render_page
 from fedhen.reports.paper.accuracies import make_accuracy_table
 from fedhen.reports.paper.centralised import make_centralised_table
@@ -32,7 +30,7 @@ from fedhen.reports.rendering import (
     to_markdown,
     to_text,
 )
-from fedhen.reports.report import Report
+from fedhen.reports.report import Report, write_files
 from fedhen.runs.reader import Run
 
 __all__ = ["CENTRALISED", "PAPER_RUNS", "has_finished_run", "write_paper"]
@@ -64,15 +62,9 @@ def write_paper(runs: Sequence[Run], out: Path, *, owner: str | None = None) -> 
         "paper.md": _markdown(selection, parts),
         "paper.tex": _latex(selection, parts),
     }
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_text(out / name, text)
-        paths = [path for each in figures for path in write_figure(each.draw(each.rows), out, each.name, DPI)]
-    except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}") from None
-    said = "".join(f"{make_printable(text)}\n" for text in (_progress(selection), *selection.warnings))
-    return Report("\n".join([said, *map(to_text, tables)]), (*(out / name for name in texts), *paths))
+    paths = write_files(out, texts, {each.name: each.draw(each.rows) for each in figures}, DPI)
+    notes = "".join(f"{make_printable(text)}\n" for text in (_progress(selection), *selection.warnings))
+    return Report("\n".join([notes, *map(to_text, tables)]), paths)
 
 
 def _progress(selection: Selection) -> str:
@@ -105,11 +97,9 @@ def _draw(each: PaperFigure) -> Section:
 
 
 def _markdown(selection: Selection, parts: Sequence[Part]) -> str:
-    said = [f"{escape_markdown(text)}\n" for text in (ABOUT, _progress(selection), *selection.warnings)]
-    heading = [f"# {TITLE}\n", *said]
-    return "\n".join(
-        [*heading, *(_figure_markdown(p) if isinstance(p, PaperFigure) else to_markdown(p) for p in parts)]
-    )
+    notes = [f"{escape_markdown(text)}\n" for text in (ABOUT, _progress(selection), *selection.warnings)]
+    bodies = [_figure_markdown(p) if isinstance(p, PaperFigure) else to_markdown(p) for p in parts]
+    return "\n".join([f"# {TITLE}\n", *notes, *bodies])
 
 
 def _figure_markdown(each: PaperFigure) -> str:
@@ -119,8 +109,8 @@ def _figure_markdown(each: PaperFigure) -> str:
 
 def _latex(selection: Selection, parts: Sequence[Part]) -> str:
     needs = "% needs \\usepackage{booktabs,multirow,graphicx}, and \\graphicspath where the figures lie elsewhere\n"
-    said = "".join(f"\\paragraph{{Note.}} {escape_latex(text)}\n\n" for text in selection.warnings)
-    return needs + said + "\n".join(_figure_latex(p) if isinstance(p, PaperFigure) else to_latex(p) for p in parts)
+    notes = "".join(f"\\paragraph{{Note.}} {escape_latex(text)}\n\n" for text in selection.warnings)
+    return needs + notes + "\n".join(_figure_latex(p) if isinstance(p, PaperFigure) else to_latex(p) for p in parts)
 
 
 def _figure_latex(each: PaperFigure) -> str:
