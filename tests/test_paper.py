@@ -564,8 +564,8 @@ def test_from_a_folder_from_nothing_and_into_what_is_no_folder(tmp_path: Path) -
 def test_it_needs_no_torch_and_its_tables_no_matplotlib() -> None:
     blocked = (
         "import sys; sys.modules['torch'] = sys.modules['matplotlib'] = None\n"
-        "from fedhen.reports.paper.selection import find\n"
-        "from fedhen.reports.paper.tables import paper_tables\n"
-        "assert len(paper_tables(find([]), 'devices')) == 2\n"
+        "from fedhen.reports.paper.selection import select_runs\n"
+        "from fedhen.reports.paper.tables import make_paper_tables\n"
+        "assert len(make_paper_tables(select_runs([]), 'devices')) == 2\n"
     )
     subprocess.run([sys.executable, "-c", blocked], check=True)

@@ -120,9 +120,9 @@ def test_the_drawing_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from fedhen.config.settings import Config, DevicesConfig\n"
-        "from fedhen.reports.partition import Partition, figure, table\n"
+        "from fedhen.reports.partition import Partition, draw_partition, make_table\n"
         "split = Partition(Config(devices=DevicesConfig(number=2, active=1)), [[1, 2], [3, 4]])\n"
-        "figure(split), table(split)\n"
+        "draw_partition(split), make_table(split)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
