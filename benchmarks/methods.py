@@ -81,7 +81,7 @@ def cells(runs: list[Run], tiers: list[str]) -> list[str]:
         whole = len(reached) == len(runs)
         row.append(spread([float(n) for n in reached], 1) if whole else f"{len(reached)} of {len(runs)} reached")
         row.append(spread([100 * run.curve(tier)[-1][1] for run in runs], 1))
-    return [*row, f"{mean(sum(run.bytes_sent[run.rounds[-1]['round']].values()) for run in runs) / 1e6:.0f}"]
+    return [*row, f"{mean(sum(run.bytes_sent[run.rounds[-1].round].values()) for run in runs) / 1e6:.0f}"]
 
 
 def table(rows: dict[str, list[str]], tiers: list[str]) -> str:

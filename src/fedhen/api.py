@@ -142,7 +142,7 @@ def resume(
     if not experiment.reported:
         kinds = MODEL_OWNERS if config.evaluation.devices else MODEL_OWNERS[1:]
         experiment.reported = {k: {t: read_model(folder, k, t).weights for t in config.tiers} for k in kinds}
-    return Trained(experiment, ranks.first(lambda: read_run(folder).rounds), folder)
+    return Trained(experiment, ranks.first(lambda: [record.to_dict() for record in read_run(folder).rounds]), folder)
 
 
 def load(run: PathLike, tier: str, kind: str = "server", *, family: Family | None = None) -> nn.Module:

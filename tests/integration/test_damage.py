@@ -1,4 +1,4 @@
-"""Files that are torn, altered or hostile: one line, nothing executed, and of run folders what can be trusted."""
+"""Torn, altered or hostile files give one line and execute nothing; of run folders the undamaged part is read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def changed(line: str, **values: Any) -> str:
 
 
 def test_a_torn_last_line_is_dropped_and_said(run: Path, tmp_path: Path) -> None:
-    """At every byte at which a crash can tear it."""
+    """A crash may tear it at any byte."""
     (run / "summary.json").unlink()
     *before, last = lines(run)
     for length in range(1, len(last) - 1):
@@ -62,13 +62,16 @@ def test_a_torn_last_line_is_dropped_and_said(run: Path, tmp_path: Path) -> None
         (lambda all: [*all[:2], all[3]], "rounds.jsonl is damaged from line 3 on: round 4 where 3 should be"),
         (lambda all: [*all[:2], all[1], *all[2:]], "from line 3 on: round 2 where 3 should be"),
         (lambda all: [*all[:2], "[" * 100_000 + "\n"], "from line 3 on: it is nested too deeply"),
-        (lambda all: [*all[:2], changed(all[2], bytes={"down": {"simple": -1}})], "from line 3 on: -1 is out of range"),
+        (
+            lambda all: [*all[:2], changed(all[2], bytes={"down": {"simple": -1}})],
+            "from line 3 on: bytes: -1 is out of range",
+        ),
         (lambda all: [*all[:2], changed(all[2], bytes={"down": {"simple": 1e300}})], "from line 3 on"),
-        (lambda all: [*all[:2], changed(all[2], active=None)], "from line 3 on: active is no list"),
+        (lambda all: [*all[:2], changed(all[2], active=None)], "from line 3 on: active: 'None' is not a list"),
         (lambda all: [*all[:2], changed(all[2], accuracy={"server": {}})], "from line 3 on: no 'devices'"),
         (lambda all: [*all[:2], all[2].replace("0.6", "NaN")], "from line 3 on: NaN is not a number"),
-        (lambda all: [*all[:2], all[2].replace("0.6", "1e999")], "from line 3 on: inf is not a number"),
-        (lambda all: [*all[:2], all[2].replace("0.6", "60")], "from line 3 on: 60 is out of range"),
+        (lambda all: [*all[:2], all[2].replace("0.6", "1e999")], "from line 3 on: accuracy: inf is not a number"),
+        (lambda all: [*all[:2], all[2].replace("0.6", "60")], "from line 3 on: accuracy: 60 is out of range"),
         (lambda all: [*all[:2], all[2].replace("0.6", "9" * 5000)], "from line 3 on"),
         (lambda all: [*all[:2], "\x00" * 100 + "\n"], "from line 3 on"),
         (lambda all: all[:2], "it is finished, but rounds.jsonl ends early"),
@@ -79,9 +82,9 @@ def test_the_rounds_before_the_damage_count_and_the_run_is_marked_everywhere(
 ) -> None:
     (run / "rounds.jsonl").write_text("".join(damage(lines(run))))
     found = read_run(run)
-    assert [r["round"] for r in found.rounds] == [1, 2] and says in found.damage[0]
-    assert found.first(3).damage == found.damage
-    assert found.first(2).damage == (), "what is lost comes later"
+    assert [r.round for r in found.rounds] == [1, 2] and says in found.damage[0]
+    assert found.truncate(3).damage == found.damage
+    assert found.truncate(2).damage == (), "what is lost comes later"
     whole = make_run("noside", CURVES)
     report = write_report([found, whole], tmp_path / "out", targets={"simple": [70]})
     note = "Damaged: fedhen, seed 0 (run): "
@@ -94,14 +97,14 @@ def test_the_rounds_before_the_damage_count_and_the_run_is_marked_everywhere(
         assert "2 of 4" in text
     assert note in report.text and "2 of 4 rounds can be read" in report.text
     (row,) = [line for line in report.text.splitlines() if line.startswith("  70.0 %")][:1]
-    assert row.split()[2:4] == ["damaged", "4"], "what the lost rounds reached nobody knows"
+    assert row.split()[2:4] == ["damaged", "4"], "the lost rounds may have reached it"
 
 
 def test_lost_timing_costs_nothing_but_the_timing(run: Path) -> None:
     for content in ('{"round": 1}\n', "[]\n", '{"total": "x"}\n', '{"total": -1}\n'):
         (run / "timing.jsonl").write_text(content)
         found = read_run(run)
-        assert len(found.rounds) == 4 and found.timing == [] and found.first(2).damage == found.damage
+        assert len(found.rounds) == 4 and found.timing == [] and found.truncate(2).damage == found.damage
         assert found.damage[0].startswith("timing.jsonl is damaged from line 1 on")
 
 
@@ -162,7 +165,7 @@ def test_a_report_on_several_runs_goes_on_without_the_unreadable(
 @settings(max_examples=300)
 @given(st.data())
 def test_any_change_of_any_byte_is_one_line_or_a_report(data: st.DataObject) -> None:
-    """A few bytes of any file of a folder become others; what can still be read is then reported without an error."""
+    """After a change of a few bytes in any file, what can still be read is reported without an error."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as place:
@@ -181,15 +184,15 @@ def test_any_change_of_any_byte_is_one_line_or_a_report(data: st.DataObject) -> 
         except UserError as error:
             assert "\n" not in str(error)
             return
-        from fedhen.reports.comparison import compare, warnings
+        from fedhen.reports.comparison import compare, list_warnings
         from fedhen.reports.rendering import to_text
         from fedhen.reports.tables import make_tables
         from fedhen.reports.targets import choose_targets
 
         comparison = compare([found])
-        for table in make_tables(comparison, choose_targets(comparison, kind="server"), "server"):
+        for table in make_tables(comparison, choose_targets(comparison, owner="server"), "server"):
             assert to_text(table)
-        assert isinstance(warnings(comparison), list)
+        assert isinstance(list_warnings(comparison), list)
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +203,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hostile_models() -> dict[str, Callable[[Path], None]]:
-    """What becomes of a model file, by name."""
+    """Name -> what is done to a model file."""
 
     def raw(content: bytes) -> Callable[[Path], None]:
         def act(path: Path) -> None:
@@ -275,7 +278,7 @@ def test_a_hostile_model_file_is_one_line(trained: Path, name: str, capsys: pyte
 def test_nothing_that_a_run_folder_names_is_executed(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A method file is read by those who train with it alone; tiers cannot lead out of the folder."""
+    """Only training reads a method file, and names of tiers cannot lead out of the folder."""
     config, evil = trained / "config.toml", tmp_path / "evil.py"
     evil.write_text(f"open({str(tmp_path / 'owned')!r}, 'w')")
     good = config.read_text()

@@ -60,12 +60,12 @@ def test_failures_are_recorded_counted_and_told_once(tmp_path: Path) -> None:
         fedhen.train(words(), texts([2, 5]), out=tmp_path / "run", accelerator="cpu", **settings())
     assert len(told) == 1 and f"device 2, round 1: {UNKNOWN}" in str(told[0].message)
     run = read_run(tmp_path / "run")
-    assert [(r["failed"], r["dropped"]) for r in run.rounds] == [([2, 5], [])] * 4
+    assert [(r.failed, r.dropped) for r in run.rounds] == [([2, 5], [])] * 4
     lines = [json.loads(line) for line in (tmp_path / "run" / "errors.jsonl").read_text().splitlines()]
     assert lines == [{"round": n, "device": d, "error": UNKNOWN} for n in (1, 2, 3, 4) for d in (2, 5)]
-    assert run.summary is not None and run.summary["failed"] == 8 and run.summary["dropped"] == 0
+    assert run.summary is not None and run.summary.failed == 8 and run.summary.dropped == 0
     # Six of eight devices send their models back, three of each tier.
-    assert {way: set(n.values()) for way, n in run.rounds[0]["bytes"].items()} == {
+    assert {way: set(n.values()) for way, n in run.rounds[0].bytes.items()} == {
         "down": {4 * (40 + 15) * 4, 4 * (40 + 30) * 4},
         "up": {3 * (40 + 15) * 4, 3 * (40 + 30) * 4},
     }
@@ -76,7 +76,7 @@ def test_failures_are_recorded_counted_and_told_once(tmp_path: Path) -> None:
 def test_a_run_without_faults_has_no_trace_of_them(tmp_path: Path) -> None:
     fedhen.train(words(), texts(), out=tmp_path / "run", accelerator="cpu", **settings())
     assert not (tmp_path / "run" / "errors.jsonl").exists()
-    assert all("failed" not in r for r in read_run(tmp_path / "run").rounds)
+    assert not any(r.failed for r in read_run(tmp_path / "run").rounds)
     assert "devices failed" not in fedhen.report(tmp_path / "run", out=tmp_path / "report")
 
 
@@ -116,7 +116,7 @@ def test_weights_that_are_never_finite_stop_it_too_and_name_what_to_lower(tmp_pa
     said = stopped(tmp_path, numbers(), two_exits(), training=far)
     assert said.startswith("no device came back from rounds 1 to 3: ")
     assert "not finite, lower training.lr or training.clip" in said
-    assert [r["dropped"] for r in read_run(tmp_path).rounds] == [list(range(8))] * 3
+    assert [r.dropped for r in read_run(tmp_path).rounds] == [list(range(8))] * 3
 
 
 def test_one_device_that_comes_back_keeps_the_run_going() -> None:

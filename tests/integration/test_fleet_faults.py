@@ -90,7 +90,7 @@ def test_a_malformed_answer_is_left_out(spoil: Spoil, told: str, tmp_path: Path)
         here = played(inside, chosen, tmp_path / "fleet")
     there = with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated")
     (record,) = read_run(here).rounds
-    assert record["failed"] == [4] and record["active"] == [*range(6)] and record["dropped"] == []
+    assert record.failed == [4] and record.active == [*range(6)] and record.dropped == []
     (error,) = (json.loads(line) for line in (here / "errors.jsonl").read_text().splitlines())
     assert told in error["error"] and error["error"].isprintable() and len(error["error"]) <= 300
     assert same_models(here, there)
@@ -101,7 +101,7 @@ def test_nan_is_dropped(tmp_path: Path) -> None:
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000 - 7 * 4].app = spoiling(nan)
     here = played(inside, chosen, tmp_path / "fleet")
-    assert read_run(here).rounds[0]["dropped"] == [4]
+    assert read_run(here).rounds[0].dropped == [4]
     assert same_models(here, with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated"))
 
 
@@ -109,7 +109,7 @@ def test_nan_is_dropped(tmp_path: Path) -> None:
 def test_devices_that_diverge_are_dropped_as_in_a_simulation(local: str, tmp_path: Path) -> None:
     chosen = config("fedhen", local, "rounds=2", "training.lr=1e30", "training.clip=1e30")
     here, there = fleet(chosen, tmp_path / "fleet", tmp_path / "nodes"), simulated(chosen, tmp_path / "simulated")
-    assert read_run(here).rounds[0]["dropped"]
+    assert read_run(here).rounds[0].dropped
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
 
 
@@ -129,7 +129,7 @@ def test_an_answer_that_is_dropped_does_not_end_the_round(tmp_path: Path) -> Non
     inside = First(grid(assign_tiers(chosen), tmp_path / "nodes").nodes)
     inside.nodes[1000].app = spoiling(nan)
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
-    assert record["dropped"] == [0] and record["loss"] is not None and "late" not in record
+    assert record.dropped == [0] and record.loss is not None and not record.late
 
 
 def test_a_delayed_order_does_not_remove_a_later_memory(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_a_fleet_finishes_if_a_third_vanishes_in_each_round(tmp_path: Path) -> N
         node.silent = lambda group, device=device: bool(group) and (int(group) + device) % 3 == 0  # type: ignore[misc]
     here = played(inside, chosen, tmp_path / "fleet")
     answering = with_only(lambda t: [d for d in range(6) if (t + d) % 3], chosen, tmp_path / "simulated")
-    assert [len(record["late"]) for record in read_run(here).rounds] == [2] * 4
-    assert read_run(here).summary["late"] == 8  # type: ignore[index]
+    assert [len(record.late) for record in read_run(here).rounds] == [2] * 4
+    assert read_run(here).summary.late == 8  # type: ignore[union-attr]
     assert same_models(here, answering)
 
 
@@ -183,7 +183,7 @@ def test_extra_devices_are_asked(tmp_path: Path) -> None:
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
-    assert record["active"] == [*range(6)] and record["late"] == [1, 5]
+    assert record.active == [*range(6)] and record.late == [1, 5]
 
 
 def test_enough_answers_end_a_round(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_enough_answers_end_a_round(tmp_path: Path) -> None:
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
-    assert record["late"] == [1, 5] and "failed" not in record
+    assert record.late == [1, 5] and not record.failed
 
 
 def test_a_device_that_is_not_connected_is_replaced(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_the_records_are_read_once_by_each_server_process(tmp_path: Path, monkey
     read = server.read_merged_rounds
     monkeypatch.setattr(server, "read_merged_rounds", lambda *given: reads.append(given[1]) or read(*given))  # type: ignore[func-returns-value]
     played(inside, replace(chosen, rounds=3), run)
-    assert reads == [1] and read_run(run).rounds[1]["dropped"] == [0]
+    assert reads == [1] and read_run(run).rounds[1].dropped == [0]
     played(inside, chosen, run, resume=True)
     assert reads == [1, 4]
     assert [order.memory for order in inside.orders[1000]] == [0, 1, 1, 3, 4]
@@ -330,7 +330,7 @@ def test_a_node_that_always_asks_for_the_configuration_is_left_out(tmp_path: Pat
     inside.nodes[1000].app = spoiling(lambda content: protocol.pack_config_request())
     with pytest.warns(UserWarning, match="a device failed"):
         (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
-    assert record["failed"] == [0] and inside.config_texts().count(1000) == 2
+    assert record.failed == [0] and inside.config_texts().count(1000) == 2
 
 
 def test_a_configuration_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_a_server_without_test_data_trains_the_same_models(tmp_path: Path) -> No
         pass
     assert same_models(tmp_path / "blind", simulated(chosen, tmp_path / "simulated"))
     run = read_run(tmp_path / "blind")
-    assert "final" not in run.summary and not any("accuracy" in r for r in run.rounds)  # type: ignore[operator]
+    assert not run.summary.final and not any(r.accuracy for r in run.rounds)  # type: ignore[union-attr]
 
 
 def test_an_app_can_have_its_own_models_and_data(tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def test_the_recorded_bytes_are_those_that_are_sent(local: str, tmp_path: Path) 
         node.app = app
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
     for way in ("down", "up"):
-        recorded = sum(record["bytes"][way].values())
+        recorded = sum(record.bytes[way].values())
         assert recorded <= seen[way] <= 1.1 * recorded
 
 

@@ -329,7 +329,7 @@ def test_every_command_works_without_the_devices_average(tmp_path: Path, capsys:
         "server-complex.safetensors",
         "server-simple.safetensors",
     ]
-    assert read_run(one).kinds == ("server",)
+    assert read_run(one).owners == ("server",)
     assert main(["evaluate", str(one)]) == 0
     assert main(["report", str(one)]) == 0
     out = capsys.readouterr().out

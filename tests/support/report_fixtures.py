@@ -1,20 +1,25 @@
-"""Run folders made up by hand, so that every expected number can be worked out on paper."""
+"""Invented runs, with which every expected number can be derived by hand."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedhen.runs.reader import Run
+from fedhen.runs.records import RoundRecord, Summary, Timing
 
 Curves = Mapping[str, Sequence[float | None]]
-"""Tier -> the accuracy of each round, None where a round was not evaluated."""
+"""Tier -> the accuracy of each round, None if the round was not evaluated."""
 
 
 def make_run(method: str, curves: Curves, *, seed: int = 0, planned: int | None = None, **config: Any) -> Run:
-    """A run whose kinds of model score alike, with 1 MB a tier and way each round; finished unless cut short."""
+    """Makes a run with equal scores for all owners and 1 MB per tier, direction and round.
+
+    It is finished unless `planned` exceeds the length of the curves.
+    """
     length = max((len(curve) for curve in curves.values()), default=0)
     planned = length if planned is None else planned
     rounds = [
@@ -29,29 +34,32 @@ def make_run(method: str, curves: Curves, *, seed: int = 0, planned: int | None 
         "devices": {"number": 20},
         "tiers": shares,
     }
-    summary = {"parameters": {tier: 1000 * (place + 1) for place, tier in enumerate(curves)}}
+    summary = Summary({tier: 1000 * (place + 1) for place, tier in enumerate(curves)})
     return Run(
         folder=Path("runs") / f"{method}-{seed}",
         config={**settings, "targets": {}, "evaluation": {"every": 1}, **config},
         rounds=rounds,
-        timing=[{"round": r["round"], "train": 1.0, "evaluate": 0.5, "total": 1.5} for r in rounds],
+        timing=[Timing(record.round, 1.5) for record in rounds],
         summary=summary if length == planned else None,
         environment={"python": "3.11", "gpu": {"name": "none"}},
     )
 
 
-def _round(number: int, accuracy: Mapping[str, float | None]) -> dict[str, Any]:
-    traffic = dict.fromkeys(accuracy, 1000000)
-    record: dict[str, Any] = {"round": number, "active": [0], "dropped": [], "loss": 1.0}
-    record["bytes"] = {"down": dict(traffic), "up": dict(traffic)}
-    if None not in accuracy.values():
-        record["accuracy"] = {"devices": dict(accuracy), "server": dict(accuracy)}
-        record["distance"] = dict.fromkeys(accuracy, 0.0)
-    return record
+def _round(number: int, accuracy: Mapping[str, float | None]) -> RoundRecord:
+    scores = {tier: score for tier, score in accuracy.items() if score is not None}
+    return RoundRecord(
+        round=number,
+        active=[0],
+        dropped=[],
+        loss=1.0,
+        bytes={way: dict.fromkeys(accuracy, 1000000) for way in ("down", "up")},
+        accuracy={owner: dict(scores) for owner in ("devices", "server")} if scores else {},
+        distance=dict.fromkeys(scores, 0.0) if scores else None,
+    )
 
 
 def staircase(length: int, steps: Mapping[int, float], start: float = 0.1) -> list[float]:
-    """An accuracy that stays as it is but for the rounds named, where it takes the value given."""
+    """Returns an accuracy per round, which changes only in the rounds of `steps`."""
     curve, now = [], start
     for number in range(1, length + 1):
         now = steps.get(number, now)
@@ -60,14 +68,15 @@ def staircase(length: int, steps: Mapping[int, float], start: float = 0.1) -> li
 
 
 def write_folder(run: Run, folder: Path) -> Path:
-    """The run as files, for tests that start from a folder."""
+    """Writes a run as a folder."""
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(_toml(run.config), encoding="utf-8")
-    for name, lines in (("rounds.jsonl", run.rounds), ("timing.jsonl", run.timing)):
+    rounds, timing = [record.to_dict() for record in run.rounds], [asdict(each) for each in run.timing]
+    for name, lines in (("rounds.jsonl", rounds), ("timing.jsonl", timing)):
         (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (folder / "environment.json").write_text(json.dumps(run.environment), encoding="utf-8")
     if run.summary is not None:
-        (folder / "summary.json").write_text(json.dumps(run.summary), encoding="utf-8")
+        (folder / "summary.json").write_text(json.dumps(asdict(run.summary)), encoding="utf-8")
     return folder
 
 

@@ -41,7 +41,7 @@ def test_compare_run_report_evaluate(tmp_path: Path) -> None:
     for method in ("fedhen", "noside", "decouple"):
         run = read_run(folder / method)
         assert run.method == method and len(run.rounds) == 2
-        assert run.summary is not None and run.summary["final"] == run.rounds[-1]["accuracy"]
+        assert run.summary is not None and run.summary.final == run.rounds[-1].accuracy
 
     again = fedhen(
         "run", "--config", str(folder / "decouple" / "config.toml"), "--quiet", cwd=tmp_path, PYTHONHASHSEED="1"

@@ -181,8 +181,8 @@ def test_rounds_added_to_a_finished_run_are_followed(
 
     def record(last: int) -> None:
         with RunWriter(run, toml.to_toml(load_recipe("digits")), {}, after=last - 1) as recorder:
-            recorder.round({"round": last})
-            recorder.timing(last, {"total": 1.0})
+            recorder.write_round({"round": last})
+            recorder.write_timing(last, {"total": 1.0})
             recorder.finish({"rounds": last})
 
     looks = itertools.count()

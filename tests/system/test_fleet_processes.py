@@ -143,7 +143,7 @@ class TestPlain:
         chosen = config("rounds=5", "recipe=spoiled", "evaluation.devices=false")
         here = self.play(local_fleet, chosen, tmp_path / "fleet")
         rounds = read_run(here).rounds
-        assert rounds[0]["dropped"] == [1] and [record.get("failed") for record in rounds[1:]] == [[1]] * 4
+        assert rounds[0].dropped == [1] and [record.failed for record in rounds[1:]] == [[1]] * 4
         assert same_models(here, with_only(lambda _: [0], chosen, tmp_path / "simulated"))
         told = (here / "errors.jsonl").read_text().splitlines()
         for line, words in zip(told, ("has shape", "is unexpected", "bytes instead", "cannot be"), strict=True):
@@ -308,8 +308,8 @@ class TestSecure:
         waiting.unlink()
         assert shell.running["run"].wait(240) == 0, shell.log("run")
         first, second, _, last = read_run(run).rounds
-        # It is late at the deadline, or has failed if Flower gave it up before.
-        assert [1] in (second.get("late"), second.get("failed")) and not {"late", "failed"} & {*first, *last}
+        # At the deadline it is late; it has failed if Flower has given it up before.
+        assert [1] in (second.late, second.failed) and not [*first.late, *first.failed, *last.late, *last.failed]
         assert {*numbers_in(shell.log("complex-1"))} == {*before}
 
 

@@ -58,7 +58,7 @@ def test_a_disk_that_fills_up_in_mid_run(tmp_path: Path, mount: Mount, capsys: p
         assert main([*RUN, str(disk / "run")]) == 2
     run = read_run(disk / "run")
     assert 3 <= len(run.rounds) < 30 and run.summary is None
-    assert [r["round"] for r in run.rounds] == list(range(1, len(run.rounds) + 1))
+    assert [r.round for r in run.rounds] == list(range(1, len(run.rounds) + 1))
     assert not list(disk.rglob("*.part"))
     assert main(["report", str(disk / "run"), "--out", str(tmp_path / "report")]) == 0
     assert "Unfinished" in capsys.readouterr().out
@@ -118,6 +118,6 @@ def test_output_to_a_full_disk(tmp_path: Path) -> None:
 
 def test_a_fleets_server_leaves_it_to_others_to_say_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / FLEET).write_text("{}")
-    told = "No space left on device: free some space; the rounds before are kept"
+    told = "No space left on device: free some space; earlier rounds are kept"
     with pytest.raises(UserError, match=re.escape(told)), explain_write_errors(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")

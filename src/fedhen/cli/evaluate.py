@@ -30,7 +30,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
     run = read_run(options.run_folder)
     if run.summary is None:
         raise UserError(f"{options.run_folder} is not finished: it has no saved models yet")
-    if "final" not in run.summary:
+    if not run.summary.final:
         raise UserError(f"{options.run_folder} is damaged: its summary has no final accuracies")
     from fedhen.api import evaluate
 
@@ -39,7 +39,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
     same = True
     for kind, tiers in scores.items():
         for tier, score in tiers.items():
-            recorded = run.summary["final"][kind][tier]
+            recorded = run.summary.final[kind][tier]
             same &= score == recorded
             mark = "" if score == recorded else "  differs"
             print(f"{kind:10}{tier:12}{100 * score:>8.2f} %{100 * recorded:>8.2f} %{mark}")

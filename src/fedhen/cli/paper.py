@@ -15,7 +15,7 @@ from fedhen.cli.training import Job, train_all
 from fedhen.config.recipes import load_recipe, make_centralised
 from fedhen.distributed.communicator import current_ranks
 from fedhen.errors import UserError, one_line, unknown_name
-from fedhen.reports.paper.report import CENTRALISED, PAPER_RUNS, finished, write_paper
+from fedhen.reports.paper.report import CENTRALISED, PAPER_RUNS, has_finished_run, write_paper
 from fedhen.runs.folders import create_fresh_folder, reopen_run_folders
 from fedhen.runs.layout import CONFIG, MODEL_OWNERS
 from fedhen.runs.reader import Run, read_run
@@ -77,7 +77,7 @@ def paper_command(options: argparse.Namespace) -> int:
     if current_ranks().rank:
         return 0
     out = options.out or options.runs / "paper"
-    report = write_paper(find_runs(options.runs), out, kind=options.of)
+    report = write_paper(find_runs(options.runs), out, owner=options.of)
     print(report.text)
     print(f"page: {report.paths[0]}")
     return 0
@@ -110,7 +110,7 @@ def missing_jobs(runs: Sequence[Run], wanted: Sequence[str], options: argparse.N
 
     for recipe, method in PAPER_RUNS:
         config = replace(apply_options(load_recipe(recipe), options), method=method)
-        if recipe in wanted and not finished(runs, config):
+        if recipe in wanted and not has_finished_run(runs, config):
             yield Job(f"{recipe} {method}", f"{recipe}-{method}-seed{config.seed}", config, load_method(method))
     alone = copy.copy(options)
     # One device holds everything: what is set for the fleet does not concern it.
@@ -118,7 +118,7 @@ def missing_jobs(runs: Sequence[Run], wanted: Sequence[str], options: argparse.N
     for data, tier, fraction in CENTRALISED:
         config = apply_options(make_centralised(load_recipe(f"{data}-iid"), tier, fraction), alone)
         name = f"{config.recipe}-{tier}-{fraction:g}"
-        if config.recipe in wanted and not finished(runs, config):
+        if config.recipe in wanted and not has_finished_run(runs, config):
             yield Job(name, f"{name}-seed{config.seed}", config, load_method(config.method))
 
 

@@ -62,9 +62,9 @@ def report_command(options: argparse.Namespace) -> int:
     folders = list(find_run_folders(options.runs))
     runs = read_runs(folders)
     if options.rounds is not None:
-        runs = [run.first(options.rounds) for run in runs]
+        runs = [run.truncate(options.rounds) for run in runs]
     out = options.out or (options.runs[0] if len(options.runs) == 1 else create_fresh_folder(RUNS, "report"))
-    report = write_report(runs, out, targets=parse_targets(options.target), kind=options.of)
+    report = write_report(runs, out, targets=parse_targets(options.target), owner=options.of)
     print(report.text)
     print(f"page: {out / 'report.html'}")
     return 0

@@ -15,6 +15,7 @@ from fedhen.interrupts import RunStopped, stop_after_round, stop_ranks_after_rou
 from fedhen.runs.folders import create_fresh_folder, create_run_folders, reopen_run_folders
 from fedhen.runs.layout import reported_owner
 from fedhen.runs.reader import read_run
+from fedhen.runs.records import Summary
 from fedhen.tracking.console import make_display
 
 if TYPE_CHECKING:
@@ -108,12 +109,12 @@ def train_seeds(choices: Sequence[Choice], options: argparse.Namespace, name: st
 
 def describe_result(folder: Path) -> str:
     """Returns how a run ended, in a few lines."""
-    summary = read_run(folder).summary or {}
-    final = summary.get("final", {})
+    summary = read_run(folder).summary or Summary({})
+    final = summary.final
     owner = reported_owner(final) if final else ""
     whose = ", server's model" if owner == "server" else ""
     lines = [f"{tier:10} {100 * x:.1f} % of the test set{whose}" for tier, x in final.get(owner, {}).items()]
-    dropped = [f"{summary['dropped']} devices were dropped for weights that are not finite"] * bool(summary["dropped"])
-    failed = [f"{summary['failed']} devices failed and were left out: {folder}/errors.jsonl"] * bool(summary["failed"])
-    late = [f"{summary.get('late')} answers were late and were left out"] * bool(summary.get("late"))
+    dropped = [f"{summary.dropped} devices were dropped for weights that are not finite"] * bool(summary.dropped)
+    failed = [f"{summary.failed} devices failed and were left out: {folder}/errors.jsonl"] * bool(summary.failed)
+    late = [f"{summary.late} answers were late and were left out"] * bool(summary.late)
     return "\n".join([*lines, *dropped, *failed, *late, f"run: {folder}"])

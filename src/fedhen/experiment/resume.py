@@ -160,7 +160,7 @@ class RunStart:
     def recorded(self, number: int) -> list[Mapping[str, Any]]:
         """The records of that many rounds, every one as a report would read it."""
         try:
-            found: list[Mapping[str, Any]] = [*read_run(self.folder).rounds[:number]]
+            found: list[Mapping[str, Any]] = [record.to_dict() for record in read_run(self.folder).rounds[:number]]
         except UserError as error:
             raise DamagedCheckpoint(str(error)) from None
         if len(found) < number:
@@ -193,7 +193,7 @@ class RunStart:
         recorder = RunWriter(self.folder, toml.to_toml(self.experiment.config), described, after=played)
         if timed == played - 1:
             # The crash came between the checkpoint and this line.
-            recorder.timing(played, self.timing)
+            recorder.write_timing(played, self.timing)
         return recorder
 
     def _parts(self) -> list[Any]:

@@ -92,7 +92,7 @@ class RunKeeper:
         """A whole round: its line, then the checkpoint if it is due, then what both took."""
         if self.recorder is not None:
             write_device_errors(self.folder, step.record["round"], step.failed)
-            self.recorder.round(step.record)
+            self.recorder.write_round(step.record)
             self.records.append(step.record)
         self.whole, self.timing = self.experiment.state(), step.timing
         for shelf in self.whole.shelves.values():
@@ -101,7 +101,7 @@ class RunKeeper:
             seconds = self.save()
             step = replace(step, timing={**step.timing, "save": round(seconds, 6)})
         if self.recorder is not None:
-            self.recorder.timing(self.whole.played, step.timing)
+            self.recorder.write_timing(self.whole.played, step.timing)
         return step
 
     def _is_due(self, now: bool) -> bool:

@@ -1,4 +1,4 @@
-"""From run folders alone, without torch: rounds and bytes to target, gains, curves, one HTML page."""
+"""Reports from run folders: rounds and bytes to target, gains, curves and one HTML page. Needs no torch."""
 
 from fedhen.reports.comparison import HERO, Comparison, compare
 from fedhen.reports.paper.report import write_paper

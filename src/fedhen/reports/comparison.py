@@ -1,6 +1,6 @@
-"""Runs of one recipe, checked at the door and grouped by method: what every table, curve and page is made of.
+"""Runs of one recipe, grouped by method: the input of every table, chart and page.
 
-Runs of one method and seed that differ in settings are variants of it, each with a column of its own.
+Runs of one method and seed that differ in settings are variants of the method. Each variant gets its own column.
 """
 
 from __future__ import annotations
@@ -12,34 +12,33 @@ from typing import Any
 
 from fedhen.config.validation import flatten_config
 from fedhen.errors import UserError, unknown_name
-from fedhen.reports.variants import NOT_SET, SILENT, shown, variants
+from fedhen.reports.variants import NEUTRAL_SECTIONS, NOT_SET, find_variants, format_value
 from fedhen.runs.layout import MODEL_OWNERS
 from fedhen.runs.reader import Run
 
 HERO = "fedhen"
-"""The method whose gain over the best other one is reported, where it is among the runs."""
+"""The method whose gain over the best other method is reported, if any of the runs has it."""
 
 
-BROUGHT = (
+MAY_DIFFER = (
     *("method", "method_file", "seed", "tiers", "local"),
     *("model.nesting", "model.scaler", "training.masked_loss", "server.rows_by_class"),
-    *SILENT,
+    *NEUTRAL_SECTIONS,
 )
-"""Settings and sections in which runs may differ without a word: methods bring them along, or they change no number."""
+"""Settings and sections that may differ without a warning: methods set them, or they change no number."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of every method, one a seed; the first method is the hero, the others are its baselines."""
+    """The runs of every method, one per seed. The first method is the hero, the others are its baselines."""
 
     by_method: dict[str, tuple[Run, ...]]
-    """By method, or by the name of a method's variant."""
-    usual: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Method -> the settings that tell its variants apart, as the variant without a further name has them."""
+    """Method, or name of a method's variant -> runs."""
+    base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Method -> the settings in which its variants differ, with the values of the unnamed variant."""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The hero first."""
         return tuple(self.by_method)
 
     @property
@@ -49,39 +48,36 @@ class Comparison:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """What the hero is compared with: other methods, not its own variants."""
+        """The methods that the hero is compared with; its own variants are not among them."""
         of = {name: runs[0].method for name, runs in self.by_method.items()}
         return tuple(name for name in self.methods if of[name] != of[self.hero])
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """All runs, method by method."""
         return tuple(chain.from_iterable(self.by_method.values()))
 
     @property
     def recipe(self) -> str:
-        """The recipe that all runs follow."""
         return self.runs[0].recipe
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Shallowest first."""
+        """The tiers of the run that has most, shallowest first."""
         return max((run.tiers for run in self.runs), key=len)
 
     @property
     def several_seeds(self) -> bool:
-        """Whether some method has more than one run."""
         return len(self.runs) > len(self.methods)
 
     def heading(self, method: str) -> str:
-        """A method's name, with its number of runs where that is not one for all, and a mark where one is damaged."""
+        """Returns a method's name, with its number of runs if any method has several, and a mark if one is damaged."""
         notes = [f"n = {len(self.by_method[method])}"] if self.several_seeds else []
         notes += ["damaged"] if any(run.damage for run in self.by_method[method]) else []
         return f"{method} ({', '.join(notes)})" if notes else method
 
 
 def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
-    """Group runs by method, the hero first (the first run's method where the hero is not among them)."""
+    """Groups runs by method, the hero first (the first run's method if no run is the hero's)."""
     if not runs:
         raise UserError("nothing to report: give at least one run folder")
     first, most = runs[0], max(runs, key=lambda run: len(run.tiers))
@@ -96,17 +92,17 @@ def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
                 f"runs with different tiers need a report each: {most.folder} has {', '.join(most.tiers)}, "
                 f"{run.folder} has {', '.join(run.tiers)}"
             )
-    # Where no run is plainly the hero's, one with a local variant of it is.
+    # If no run has exactly the hero's method, one with a local variant of it comes first.
     methods = sorted(dict.fromkeys(run.method for run in runs), key=lambda m: (m != hero, m.partition("+")[0] != hero))
-    found = {method: variants([run for run in runs if run.method == method]) for method in methods}
+    found = {method: find_variants([run for run in runs if run.method == method]) for method in methods}
     return Comparison(
-        {name: _seeds(each) for method in methods for name, each in found[method].by_name.items()},
-        {method: found[method].usual for method in methods},
+        {name: _sort_by_seed(each) for method in methods for name, each in found[method].by_name.items()},
+        {method: found[method].base for method in methods},
     )
 
 
-def _seeds(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """One method's runs by seed; a second run of the same seed is no further evidence, so it is refused."""
+def _sort_by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
+    # A second run with the same seed adds no evidence.
     seen: dict[int, Run] = {}
     for run in runs:
         twin = seen.setdefault(run.seed, run)
@@ -118,75 +114,68 @@ def _seeds(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 
 def rounds_done(run: Run) -> int:
-    """The last recorded round, 0 before the first."""
-    return int(run.rounds[-1]["round"]) if run.rounds else 0
+    """Returns the last recorded round, 0 if there is none."""
+    return run.rounds[-1].round if run.rounds else 0
 
 
-def rounds_planned(run: Run) -> int:
-    """The rounds that the configuration asks for."""
-    return int(run.config.get("rounds", rounds_done(run)))
+def is_evaluated(run: Run) -> bool:
+    return any(record.accuracy for record in run.rounds)
 
 
-def evaluated(run: Run) -> bool:
-    """Whether some round has accuracies."""
-    return any("accuracy" in record for record in run.rounds)
-
-
-def scored_kind(runs: Sequence[Run], asked: str | None) -> str:
-    """Whose models are reported: the kind that is asked for, else the first of KINDS that all runs have."""
+def choose_owner(runs: Sequence[Run], asked: str | None) -> str:
+    """Returns whose models are reported: `asked`, or by default the first of MODEL_OWNERS that all runs scored."""
     if asked is None:
-        return next(kind for kind in MODEL_OWNERS if all(kind in run.kinds for run in runs))
+        return next(owner for owner in MODEL_OWNERS if all(owner in run.owners for run in runs))
     if asked not in MODEL_OWNERS:
-        raise unknown_name("kind", asked, MODEL_OWNERS)
+        raise unknown_name("owner", asked, MODEL_OWNERS)
     for run in runs:
-        if asked not in run.kinds:
+        if asked not in run.owners:
             raise UserError(
                 f"{run.folder} kept no average of all devices (evaluation.devices = false): use --of server"
             )
     return asked
 
 
-def warnings(comparison: Comparison) -> list[str]:
-    """What a reader must know before trusting the numbers; empty if all runs are whole, finished and set up alike."""
+def list_warnings(comparison: Comparison) -> list[str]:
+    """Returns what limits the numbers; empty if all runs are undamaged, finished and configured alike."""
     runs = comparison.runs
     return [
-        *_cut(runs),
-        *_damaged(runs),
-        *_unfinished(runs),
-        *_without_average(runs),
-        *_variants(comparison),
-        *_differences(comparison),
+        *_warn_of_truncated(runs),
+        *_warn_of_damaged(runs),
+        *_warn_of_unfinished(runs),
+        *_warn_of_missing_average(runs),
+        *_explain_variants(comparison),
+        *_warn_of_differences(comparison),
     ]
 
 
-def _cut(runs: Sequence[Run]) -> Iterator[str]:
+def _warn_of_truncated(runs: Sequence[Run]) -> Iterator[str]:
     cuts: dict[str, list[str]] = {}
     for run in runs:
-        if run.cut_from:
-            cuts.setdefault(f"{rounds_planned(run)} of {run.cut_from}", []).append(run.folder.name)
+        if run.truncated_from:
+            cuts.setdefault(f"{run.settings.rounds} of {run.truncated_from}", []).append(run.folder.name)
     for share, names in cuts.items():
-        yield f"The first {share} rounds alone are looked at: {', '.join(names)}."
+        yield f"Only the first {share} rounds are used: {', '.join(names)}."
 
 
-def _damaged(runs: Sequence[Run]) -> Iterator[str]:
+def _warn_of_damaged(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         if run.damage:
-            progress = f"{rounds_done(run)} of {rounds_planned(run)} rounds can be read"
-            yield f"Damaged: {run.method}, seed {run.seed} ({run.folder.name}): {'; '.join(run.damage)}; {progress}."
+            progress = f"{rounds_done(run)} of {run.settings.rounds} rounds can be read"
+            yield f"Damaged: {run.label}: {'; '.join(run.damage)}; {progress}."
 
 
-def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
+def _warn_of_unfinished(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
-        name = f"{run.method}, seed {run.seed} ({run.folder.name})"
-        progress = f"{rounds_done(run)} of {rounds_planned(run)} rounds recorded"
-        if not evaluated(run):
-            yield f"No evaluated round{'' if run.over else ' yet'}: {name}, {progress}."
-        elif not run.over:
-            yield f"Unfinished: {name}, {progress}; its numbers can still change."
+        progress = f"{rounds_done(run)} of {run.settings.rounds} rounds recorded"
+        if not is_evaluated(run):
+            yield f"No evaluated round{'' if run.is_complete else ' yet'}: {run.label}, {progress}."
+        elif not run.is_complete:
+            yield f"Unfinished: {run.label}, {progress}; its numbers can still change."
 
 
-def _without_average(runs: Sequence[Run]) -> Iterator[str]:
-    without = [f"{run.method}, seed {run.seed} ({run.folder.name})" for run in runs if MODEL_OWNERS[0] not in run.kinds]
+def _warn_of_missing_average(runs: Sequence[Run]) -> Iterator[str]:
+    without = [run.label for run in runs if MODEL_OWNERS[0] not in run.owners]
     if without:
         yield (
             f"No average of all devices, which the paper reports, was kept by {'; '.join(without)}: "
@@ -194,17 +183,17 @@ def _without_average(runs: Sequence[Run]) -> Iterator[str]:
         )
 
 
-def _variants(comparison: Comparison) -> Iterator[str]:
-    for method, usual in comparison.usual.items():
-        if usual:
-            settings = ", ".join(f"{key} = {shown(value)}" for key, value in usual.items())
+def _explain_variants(comparison: Comparison) -> Iterator[str]:
+    for method, base in comparison.base.items():
+        if base:
+            settings = ", ".join(f"{key} = {format_value(value)}" for key, value in base.items())
             yield f"Variants of {method}, named by what they change; {method} itself has {settings}."
 
 
-def _differences(comparison: Comparison) -> Iterator[str]:
-    # What tells a method's variants apart is in their names; between methods it may differ all the same.
-    settings = [{**flatten_config(run.config), **comparison.usual[run.method]} for run in comparison.runs]
+def _warn_of_differences(comparison: Comparison) -> Iterator[str]:
+    # The settings in which a method's variants differ are in their names, but they may also differ between methods.
+    settings = [{**flatten_config(run.config), **comparison.base[run.method]} for run in comparison.runs]
     for key in dict.fromkeys(chain.from_iterable(settings)):
-        values = list(dict.fromkeys(shown(each.get(key, NOT_SET)) for each in settings))
-        if len(values) > 1 and key not in BROUGHT and key.split(".")[0] not in BROUGHT:
+        values = list(dict.fromkeys(format_value(each.get(key, NOT_SET)) for each in settings))
+        if len(values) > 1 and key not in MAY_DIFFER and key.split(".")[0] not in MAY_DIFFER:
             yield f"The runs differ in more than method and seed: {key} is {' or '.join(values)}."

@@ -1,4 +1,4 @@
-"""What reaching a target cost each run, in rounds or in bytes, and the hero's gain over the best other method."""
+"""The cost of reaching a target, in rounds or in bytes, and the hero's gain over the best other method."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedhen.reports.targets import rounds_to_target
 from fedhen.runs.reader import Run
 
 Spent = Callable[[Run, int, str], float]
-"""What a run has spent by the end of a round, on a tier's model."""
-Show = Callable[[Sequence[float]], str]
-"""One method's amounts, one a seed, as the text of a cell."""
+"""(run, round, tier) -> what the run has spent on the tier's model by the end of the round."""
+Format = Callable[[Sequence[float]], str]
+"""Writes the amounts of one method, one per seed, into a cell."""
 
 
 class Outcome(StrEnum):
-    """How a run stands to a target, in the words that a table prints."""
+    """Whether a run reached a target, in the words of the tables."""
 
     REACHED = "reached"
     MISSED = "not reached"
@@ -30,60 +30,59 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Goal:
-    """The model of a tier, of the devices' average or the server's, at a target percent."""
+    """A target accuracy in percent for the model of a tier, the server's or the all-devices average."""
 
     tier: str
     target: float
-    kind: str
+    owner: str
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run spent until it met a goal; if it did not, what it had spent in vain: a lower bound."""
+    """What a run spent to reach a goal, or all that it spent without reaching it: a lower bound."""
 
     amount: float
     outcome: Outcome
 
     @property
     def exact(self) -> bool:
-        """Whether the goal was met."""
         return self.outcome is Outcome.REACHED
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A kind of cost: what counts, in words and as a number, and how amounts are written."""
+    """A kind of cost: its names, how it is computed and how amounts are written."""
 
     name: str
     unit: str
     noun: str
     meaning: str
     spent: Spent
-    scale: Callable[[Sequence[float]], Show]
-    """How to write the cells of a row, given its amounts."""
+    choose_format: Callable[[Sequence[float]], Format]
+    """Returns the format of all cells of a row, given its amounts."""
     axis: Callable[[float], tuple[float, str]]
-    """What to divide by on an axis that ends at an amount, and the axis's label."""
+    """Returns the divisor and the label of an axis that ends at the given amount."""
 
 
-def cost(run: Run, goal: Goal, spent: Spent) -> Cost:
-    """What a run spent until it met the goal, or until its last evaluated round."""
+def measure_cost(run: Run, goal: Goal, spent: Spent) -> Cost:
+    """Returns what a run spent to reach the goal, or until its last evaluated round."""
     if goal.tier not in run.tiers:
         return Cost(0, Outcome.ABSENT)
-    reached = rounds_to_target(run, goal.tier, goal.target, goal.kind)
+    reached = rounds_to_target(run, goal.tier, goal.target, goal.owner)
     if reached is not None:
         return Cost(spent(run, reached, goal.tier), Outcome.REACHED)
-    curve = run.curve(goal.tier, goal.kind)
+    curve = run.curve(goal.tier, goal.owner)
     if not curve:
         return Cost(0, Outcome.BLANK)
     in_vain = spent(run, curve[-1][0], goal.tier)
-    if not run.over:
+    if not run.is_complete:
         return Cost(in_vain, Outcome.PENDING)
-    # Of a damaged run nobody can tell what the lost rounds reached.
+    # The lost rounds of a damaged run may have reached the target.
     return Cost(in_vain, Outcome.DAMAGED if run.damage else Outcome.MISSED)
 
 
-def cell(costs: Sequence[Cost], show: Show) -> str:
-    """One method's costs in a table: the amount, over several seeds their mean ± standard deviation."""
+def format_costs(costs: Sequence[Cost], show: Format) -> str:
+    """Writes one method's costs into a cell: the amount, or the mean ± standard deviation of several seeds."""
     if all(each.outcome is Outcome.ABSENT for each in costs):
         return str(Outcome.ABSENT)
     reached = [each.amount for each in costs if each.exact]
@@ -93,9 +92,9 @@ def cell(costs: Sequence[Cost], show: Show) -> str:
 
 
 def gain(hero: Sequence[Cost], baselines: Sequence[Sequence[Cost]]) -> str:
-    """The best baseline's mean cost over the hero's: 2.8×, or a lower bound as in > 3.4×, or – if nothing can be said.
+    """Returns the best baseline's mean cost divided by the hero's: 2.8×, a lower bound like > 3.4×, or – if unknown.
 
-    A baseline that did not get there counts with what it had spent by then, less than it would need.
+    A baseline that did not reach the target counts with what it spent, which is less than it would need.
     """
     baselines = [costs for costs in baselines if all(each.outcome is not Outcome.ABSENT for each in costs)]
     if not baselines or not all(each.exact for each in hero):
@@ -107,42 +106,42 @@ def gain(hero: Sequence[Cost], baselines: Sequence[Sequence[Cost]]) -> str:
     if own <= 0 or (bound and best < own):
         return "–"
     tenths = 10 * best / own
-    # a lower bound is rounded down, so that it stays one
+    # A lower bound is rounded down, so that it remains one.
     return f"> {math.floor(tenths) / 10:.1f}×" if bound else f"{math.floor(tenths + 0.5) / 10:.1f}×"
 
 
-def spread(values: Sequence[float], decimals: int, unit: str = "") -> str:
-    """One value, or the mean ± standard deviation of several."""
+def format_spread(values: Sequence[float], decimals: int, unit: str = "") -> str:
+    """Writes one value, or the mean ± standard deviation of several."""
     if not values:
         return "–"
     deviation = f" ± {stdev(values):.{decimals}f}" if len(values) > 1 else ""
     return f"{mean(values):.{decimals}f}{deviation}{unit}"
 
 
-def unit_of(amount: float) -> tuple[float, str]:
-    """The largest decimal unit of bytes that is not larger than the amount."""
+def byte_unit(amount: float) -> tuple[float, str]:
+    """Returns the size and the name of the largest decimal unit that does not exceed the amount."""
     units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")]
     return next(((size, name) for size, name in units if amount >= size), (1.0, "B"))
 
 
-def _show_rounds(values: Sequence[float]) -> str:
-    return spread(values, decimals=0 if len(values) == 1 else 1)
+def _format_rounds(values: Sequence[float]) -> str:
+    return format_spread(values, decimals=0 if len(values) == 1 else 1)
 
 
-def _byte_scale(row: Sequence[float]) -> Show:
-    """One unit for the whole row, that of its smallest amount, so that the cells compare at a glance."""
-    size, unit = unit_of(min(row, default=0))
+def _choose_byte_format(row: Sequence[float]) -> Format:
+    # One unit for the whole row, that of its smallest amount, so that the cells are easy to compare.
+    size, unit = byte_unit(min(row, default=0))
 
     def show(values: Sequence[float]) -> str:
         scaled = [each / size for each in values]
         decimals = 0 if size == 1 else max(0, 2 - int(math.log10(max(1, mean(scaled)))))
-        return spread(scaled, decimals, f" {unit}")
+        return format_spread(scaled, decimals, f" {unit}")
 
     return show
 
 
 def _byte_axis(furthest: float) -> tuple[float, str]:
-    size, unit = unit_of(furthest)
+    size, unit = byte_unit(furthest)
     return size, f"{unit} sent, all devices, down and up"
 
 
@@ -153,7 +152,7 @@ ROUNDS = Measure(
     meaning="The number of rounds after which a tier’s model first scored the accuracy on the left, or more, on the "
     "test set. Nothing is smoothed.",
     spent=lambda run, number, tier: number,
-    scale=lambda row: _show_rounds,
+    choose_format=lambda row: _format_rounds,
     axis=lambda furthest: (1, "round"),
 )
 BYTES = Measure(
@@ -164,7 +163,7 @@ BYTES = Measure(
     "first scored the accuracy on the left, or more. A small model costs fewer bytes a round than a large one, so "
     "bytes tell more than rounds do where the methods send different models.",
     spent=lambda run, number, tier: sum(run.bytes_sent[number].values()),
-    scale=_byte_scale,
+    choose_format=_choose_byte_format,
     axis=_byte_axis,
 )
 OWN_BYTES = Measure(
@@ -174,6 +173,6 @@ OWN_BYTES = Measure(
     meaning="What the server and the devices of this tier alone had sent each other, down and up, by that round: what "
     "a model costs those who use it.",
     spent=lambda run, number, tier: run.bytes_sent[number][tier],
-    scale=_byte_scale,
+    choose_format=_choose_byte_format,
     axis=_byte_axis,
 )

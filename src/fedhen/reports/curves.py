@@ -1,4 +1,4 @@
-"""Accuracy over rounds and over bytes sent, a panel a tier, every method in its own colour and line style."""
+"""Charts of accuracy over rounds and over bytes, with one panel per tier and a colour and line style per method."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from fedhen.reports.comparison import Comparison, evaluated
+from fedhen.fileio.atomic import write_text
+from fedhen.reports.comparison import Comparison, is_evaluated
 from fedhen.reports.costs import Measure, Spent
-from fedhen.reports.tables import SCORED
-from fedhen.reports.targets import TierTargets, percent, show_percent
+from fedhen.reports.tables import OWNER_NAMES
+from fedhen.reports.targets import TierTargets, format_percent, to_percent
 from fedhen.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -22,10 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 Look = tuple[str, Any, str]
-"""A colour, a line style and a marker: on paper without colours, and for noisy curves, one of the last two tells."""
+"""A colour, a line style and a marker. The last two distinguish methods without colours and in noisy curves."""
 
-# Okabe and Ito's palette, told apart by readers with any colour vision; its yellow is too pale on white
-KNOWN: Mapping[str, Look] = {
+# Okabe and Ito's palette, which suits readers with any colour vision, without its yellow, too pale on white
+PAPER_LOOKS: Mapping[str, Look] = {
     "fedhen": ("#0072B2", "-", "o"),
     "noside": ("#D55E00", "--", "s"),
     "decouple": ("#009E73", "-.", "^"),
@@ -39,18 +41,18 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "figure.constrained_layout.w_pad": 0.08,
-    "text.parse_math": False,  # a name with a dollar sign is no formula
+    "text.parse_math": False,  # a dollar sign in a name does not start a formula
 }
-MARKED = 8
-"""About so many points of a line carry a marker."""
+MARKERS_PER_LINE = 8
+"""Approximate."""
+PNG_DPI = 150
 BAND = "line: mean over the seeds, band: lowest to highest seed"
-ACROSS = 4
-"""Panels side by side."""
+PANELS_PER_ROW = 4
 
 
 @dataclass(frozen=True)
 class Line:
-    """A method's curve: what was spent, and the accuracy's mean, lowest and highest over its seeds."""
+    """A method's curve: what was spent, and the mean, lowest and highest accuracy of its seeds."""
 
     spent: list[float]
     mean: list[float]
@@ -58,26 +60,26 @@ class Line:
     high: list[float]
 
 
-def looks(methods: Sequence[str]) -> dict[str, Look]:
-    """Every method's colour and line style: fixed for the paper's, for others by their name and free of clashes."""
-    chosen = {method: KNOWN[method] for method in methods if method in KNOWN}
+def choose_looks(methods: Sequence[str]) -> dict[str, Look]:
+    """Chooses distinct looks: fixed ones for the paper's methods, for others by the hash of their name."""
+    chosen = {method: PAPER_LOOKS[method] for method in methods if method in PAPER_LOOKS}
     used: list[int] = []
-    for method in sorted(set(methods) - set(KNOWN)):
+    for method in sorted(set(methods) - set(PAPER_LOOKS)):
         start = crc32(method.encode())
         places = [(start + step) % len(COLOURS) for step in range(len(COLOURS))]
         place = min(places, key=used.count)
-        # Whoever shares a colour has another style and marker.
+        # Methods that share a colour get different styles and markers.
         other = (place + used.count(place)) % len(COLOURS)
         chosen[method] = (COLOURS[place], STYLES[other], MARKERS[other])
         used.append(place)
     return chosen
 
 
-def line(runs: Sequence[Run], tier: str, kind: str, spent: Spent) -> Line:
-    """A method's curve over the rounds that all of its seeds have evaluated."""
-    curves = [(run, dict(run.curve(tier, kind))) for run in runs if run.curve(tier, kind)]
+def average_curves(runs: Sequence[Run], tier: str, owner: str, spent: Spent) -> Line:
+    """Returns a method's curve over the rounds that all of its seeds evaluated."""
+    curves = [(run, dict(run.curve(tier, owner))) for run in runs if run.curve(tier, owner)]
     common = sorted(set.intersection(*(set(curve) for _, curve in curves))) if curves else []
-    scores = [[percent(curve[number]) for _, curve in curves] for number in common]
+    scores = [[to_percent(curve[number]) for _, curve in curves] for number in common]
     return Line(
         spent=[mean(spent(run, number, tier) for run, _ in curves) for number in common],
         mean=[mean(each) for each in scores],
@@ -88,37 +90,35 @@ def line(runs: Sequence[Run], tier: str, kind: str, spent: Spent) -> Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Accuracy over what was spent, for any choice of tiers."""
+    """Accuracy over what was spent, for any of the tiers."""
 
     comparison: Comparison
     targets: Mapping[str, TierTargets]
-    kind: str
+    owner: str
     measure: Measure
 
     @property
     def title(self) -> str:
-        """What is drawn, for a heading and for readers who cannot see it."""
         return f"Accuracy over {self.measure.noun}"
 
     @property
     def caption(self) -> str:
-        """How to read the figure."""
         seeds = f" {BAND.capitalize()}." if self.comparison.several_seeds else ""
-        return f"Test accuracy of the {SCORED[self.kind]}.{seeds} Dotted: targets."
+        return f"Test accuracy of the {OWNER_NAMES[self.owner]}.{seeds} Dotted: targets."
 
     def figure(self, tiers: Sequence[str]) -> Figure:
-        """One panel a tier, with a common legend."""
+        """Draws one panel per tier, with a common legend."""
         import matplotlib
         from matplotlib.figure import Figure
 
-        rows = -(-len(tiers) // ACROSS)
-        across = min(len(tiers), ACROSS)
+        rows = -(-len(tiers) // PANELS_PER_ROW)
+        across = min(len(tiers), PANELS_PER_ROW)
         width = 0.5 + 3.7 * across
         inches = 0.75 + 0.078 * max(
             len(self._label(method)) for method in self.comparison.methods
         )  # of a legend's entry
-        beside = max(1, min(len(self.comparison.methods), int((width + 0.2) / inches)))
-        below = -(-len(self.comparison.methods) // beside)
+        columns = max(1, min(len(self.comparison.methods), int((width + 0.2) / inches)))
+        below = -(-len(self.comparison.methods) // columns)
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=(width, 3.2 * rows + 0.2 * below), layout="constrained")
             panels = figure.subplots(rows, across, squeeze=False).flat
@@ -131,7 +131,7 @@ class Chart:
                 handles,
                 labels,
                 loc="outside lower center",
-                ncols=beside,
+                ncols=columns,
                 frameon=False,
                 handlelength=3,
                 title=BAND if self.comparison.several_seeds else None,
@@ -140,7 +140,10 @@ class Chart:
         return figure
 
     def _draw(self, panel: Axes, tier: str) -> None:
-        lines = {m: line(runs, tier, self.kind, self.measure.spent) for m, runs in self.comparison.by_method.items()}
+        lines = {
+            m: average_curves(runs, tier, self.owner, self.measure.spent)
+            for m, runs in self.comparison.by_method.items()
+        }
         furthest = max((each.spent[-1] for each in lines.values() if each.spent), default=0)
         size, label = self.measure.axis(furthest)
         for place, (method, each) in enumerate(lines.items()):
@@ -149,47 +152,52 @@ class Chart:
             panel.set_xlim(left=0)
         else:
             panel.text(0.5, 0.5, "no evaluated round yet", transform=panel.transAxes, ha="center", color="0.4")
-        _targets(panel, self.targets[tier].percents)
+        _draw_targets(panel, self.targets[tier].percents)
         panel.set_title(f"{tier} model", fontsize=10)
         panel.set_xlabel(label)
-        panel.set_ylabel(f"test accuracy, % ({SCORED[self.kind]})", fontsize=8)
-        panel.grid(color="0.92", lw=0.6)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_ylabel(f"test accuracy, % ({OWNER_NAMES[self.owner]})", fontsize=8)
+        style_axes(panel)
 
     def _plot(self, panel: Axes, method: str, curve: Line, size: float) -> Line2D:
         scaled = replace(curve, spent=[amount / size for amount in curve.spent])
-        look = looks(self.comparison.methods)[method]
+        look = choose_looks(self.comparison.methods)[method]
         width = 1.5 if len(curve.spent) < 200 else 1.0
-        return trace(panel, scaled, look, label=self._label(method), linewidth=width, markersize=4)
+        return draw_line(panel, scaled, look, label=self._label(method), linewidth=width, markersize=4)
 
     def _label(self, method: str) -> str:
-        """A method that has no curve in a panel may have no such tier; one without any has none yet."""
-        some = any(map(evaluated, self.comparison.by_method[method]))
+        # A method without a curve in one panel may lack that tier; without any curve, it is not evaluated yet.
+        some = any(map(is_evaluated, self.comparison.by_method[method]))
         return method if some else f"{method} (not evaluated)"
 
 
-def trace(panel: Axes, curve: Line, look: Look, **how: Any) -> Line2D:
-    """Draw a curve, with a band where its seeds differ."""
+def style_axes(panel: Axes) -> None:
+    """Draws a light grid below the curves, and no frame above and right of them."""
+    panel.grid(color="0.92", lw=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def draw_line(panel: Axes, curve: Line, look: Look, **how: Any) -> Line2D:
+    """Draws a curve, with a band between its lowest and highest seed."""
     colour, dashes, marker = look
     if curve.low != curve.high:
         panel.fill_between(curve.spent, curve.low, curve.high, color=colour, alpha=0.2, lw=0, zorder=1)
-    every = max(1, len(curve.spent) // MARKED)
+    every = max(1, len(curve.spent) // MARKERS_PER_LINE)
     (drawn,) = panel.plot(
         curve.spent, curve.mean, color=colour, linestyle=dashes, marker=marker, markevery=every, **how
     )
     return drawn
 
 
-def _targets(panel: Axes, percents: Sequence[float]) -> None:
-    """Thin dotted lines, each with a label beside the panel, where no curve runs, and none upon another."""
+def _draw_targets(panel: Axes, percents: Sequence[float]) -> None:
+    # The labels are outside the panel, where no curve passes, and do not overlap.
     for target in percents:
         panel.axhline(target, color="0.35", ls=(0, (1, 2)), lw=0.8, zorder=0.5)
     bottom, top = panel.get_ylim()
     for place, target in enumerate(percents):
         crowd = sum(other - target < (top - bottom) / 18 for other in percents[:place])
         panel.annotate(
-            show_percent(target),
+            format_percent(target),
             xy=(1, target),
             xycoords=("axes fraction", "data"),
             xytext=(2 + 36 * max(0, crowd - 1), -2 if crowd else 2),
@@ -200,15 +208,16 @@ def _targets(panel: Axes, percents: Sequence[float]) -> None:
         )
 
 
-def png(figure: Figure, dpi: int = 150) -> bytes:
-    """The figure as a picture with so many dots an inch."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=dpi)
-    return file.getvalue()
+def write_figure(figure: Figure, out: Path, name: str, dpi: int = PNG_DPI) -> list[Path]:
+    """Writes a figure as PNG and as SVG, and returns both paths."""
+    png, svg = out / f"{name}.png", out / f"{name}.svg"
+    figure.savefig(png, format="png", dpi=dpi)
+    write_text(svg, _render_svg(figure, name))
+    return [png, svg]
 
 
-def svg(figure: Figure, salt: str, text_as_paths: bool = True) -> str:
-    """The figure as a drawing; the same figure and salt give the same bytes."""
+def _render_svg(figure: Figure, salt: str, text_as_paths: bool = True) -> str:
+    """Renders a figure as SVG; the same figure and salt give the same bytes."""
     import matplotlib
 
     file = io.StringIO()
@@ -217,9 +226,9 @@ def svg(figure: Figure, salt: str, text_as_paths: bool = True) -> str:
     return file.getvalue()
 
 
-def inline_svg(figure: Figure, prefix: str) -> str:
-    """The figure as an element for an HTML page, its ids prefixed so that two of them do not collide."""
-    drawing = svg(figure, prefix, text_as_paths=False)
+def render_inline_svg(figure: Figure, prefix: str) -> str:
+    """Renders a figure as an element of an HTML page, with a prefix that keeps its ids distinct."""
+    drawing = _render_svg(figure, prefix, text_as_paths=False)
     drawing = drawing[drawing.index("<svg") :]
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
     drawing = re.sub(r'^<svg[^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true">', drawing)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedhen.config.validation import flatten
-from fedhen.reports.comparison import Comparison, warnings
-from fedhen.reports.curves import Chart, inline_svg
+from fedhen.reports.comparison import Comparison, list_warnings
+from fedhen.reports.curves import Chart, render_inline_svg
 from fedhen.reports.rendering import Table
 from fedhen.runs.reader import Run
 
@@ -39,7 +39,7 @@ def make_page(comparison: Comparison, tables: Sequence[Table], charts: Sequence[
     drawings = [*map(_draw, charts), *[None] * (len(tables) - len(charts))]
     return render_page(
         title=f"{comparison.recipe}: {_join_names(comparison.methods)}",
-        warnings=warnings(comparison),
+        warnings=list_warnings(comparison),
         overview=_overview(comparison),
         sections=[Section(t.name, t.title, t, figure) for t, figure in zip(tables, drawings, strict=True)],
         environment=merge_environments(comparison.runs),
@@ -74,14 +74,16 @@ def _join_names(names: Sequence[str]) -> str:
 
 def _draw(chart: Chart) -> Drawings:
     tiers = chart.comparison.tiers
-    panels = [inline_svg(chart.figure([tier]), f"{chart.measure.name}-{place}") for place, tier in enumerate(tiers)]
+    panels = [
+        render_inline_svg(chart.figure([tier]), f"{chart.measure.name}-{place}") for place, tier in enumerate(tiers)
+    ]
     description = f"{chart.title} of {_join_names(chart.comparison.methods)}, for {_join_names(tiers)}"
     return Drawings([panels], description, f"{chart.title}. {chart.caption}")
 
 
 def _overview(comparison: Comparison) -> dict[str, str]:
     settings = _merge([run.config for run in comparison.runs])
-    shares = (run.config["tiers"].items() for run in comparison.runs)
+    shares = (run.settings.tiers.items() for run in comparison.runs)
     return {
         "Recipe": comparison.recipe,
         "Methods": ", ".join(map(comparison.heading, comparison.methods)),

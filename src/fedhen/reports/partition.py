@@ -1,4 +1,4 @@
-"""What each device holds: the statistics of a split, and a picture of classes by devices."""
+"""What each device holds: statistics of a split, and a figure of classes by devices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedhen.config.settings import Config
 from fedhen.errors import UserError
-from fedhen.fileio.atomic import write_json, write_text
-from fedhen.reports.curves import STYLE, png, svg
+from fedhen.fileio.atomic import write_json
+from fedhen.reports.curves import STYLE, write_figure
 from fedhen.reports.rendering import Group, Table, to_text
 
 if TYPE_CHECKING:
@@ -20,44 +20,42 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "partition"
-ALL = "all devices"
+ALL_DEVICES = "all devices"
 SPLITS = {
     "iid": "IID split",
     "dirichlet": "Dirichlet split, α = {alpha:g}",
     "dirichlet-by-class": "Dirichlet split by class, α = {alpha:g}",
 }
-# Okabe and Ito's palette, as for the methods; the tier's name stands above it
+# Okabe and Ito's palette, as for the methods.
 TIER_COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#0072B2")
-FEW = 200
-"""So many bars leave room for a gap between them."""
+MAX_BARS_WITH_GAPS = 200
+"""More bars leave no room for gaps between them."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """How many training examples of each class every device holds, the devices of the first tier first."""
+    """The number of training examples of each class on each device, the first tier's devices first."""
 
     config: Config
     counts: Sequence[Sequence[int]]
-    """One row a device, one number a class."""
+    """One row per device, one number per class."""
 
     @property
     def title(self) -> str:
-        """Recipe, data set, split and seed."""
         config = self.config
         split = SPLITS[config.split.kind].format(alpha=config.split.alpha)
         return f"{config.recipe}: {Path(config.data.name).name}, {split}, seed {config.seed}"
 
     @property
     def tiers(self) -> dict[str, range]:
-        """The devices of each tier."""
         sizes = self.config.tier_sizes()
         ends = list(accumulate(sizes.values(), initial=0))
         return {tier: range(ends[k], ends[k + 1]) for k, tier in enumerate(sizes)}
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """In a few numbers, for each tier and for all devices."""
+        """Returns images, classes and the share of the commonest class, for each tier and for all devices."""
         tiers = {tier: [self.counts[device] for device in devices] for tier, devices in self.tiers.items()}
-        return {name: _statistics(rows) for name, rows in {**tiers, ALL: self.counts}.items()}
+        return {name: _statistics(rows) for name, rows in {**tiers, ALL_DEVICES: self.counts}.items()}
 
 
 def _statistics(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -75,20 +73,18 @@ def _range(numbers: Sequence[int]) -> dict[str, float]:
 
 
 def write_partition(partition: Partition, out: Path) -> str:
-    """Write picture and numbers into a folder; the text for the terminal comes back."""
-    drawn = figure(partition)
+    """Writes the figure and the numbers into a folder, and returns the table for the terminal."""
+    drawn = draw_partition(partition)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{NAME}.png").write_bytes(png(drawn))
-        write_text(out / f"{NAME}.svg", svg(drawn, salt=NAME))
-        write_json(out / f"{NAME}.json", as_json(partition))
+        write_figure(drawn, out, NAME)
+        write_json(out / f"{NAME}.json", to_dict(partition))
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
-    return to_text(table(partition))
+    return to_text(make_table(partition))
 
 
-def as_json(partition: Partition) -> dict[str, Any]:
-    """Everything, for other programs."""
+def to_dict(partition: Partition) -> dict[str, Any]:
     config = partition.config
     return {
         "recipe": config.recipe,
@@ -101,8 +97,7 @@ def as_json(partition: Partition) -> dict[str, Any]:
     }
 
 
-def table(partition: Partition) -> Table:
-    """The statistics, a row a tier."""
+def make_table(partition: Partition) -> Table:
     rows = []
     for name, of in partition.statistics().items():
         ranges = [f"{r['least']} / {r['mean']:.1f} / {r['most']}" for r in (of["images"], of["classes"])]
@@ -117,8 +112,8 @@ def table(partition: Partition) -> Table:
     )
 
 
-def figure(partition: Partition) -> Figure:
-    """Above, how much each device holds; below, of which classes, as a heat map."""
+def draw_partition(partition: Partition) -> Figure:
+    """Draws the number of images on each device above a heat map of their classes."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -134,7 +129,7 @@ def figure(partition: Partition) -> Figure:
 
 def _draw_sizes(panel: Axes, partition: Partition) -> None:
     sizes = [sum(row) for row in partition.counts]
-    top, gap = 1.4 * max(sizes), 0.3 if len(sizes) <= FEW else 0.0
+    top, gap = 1.4 * max(sizes), 0.3 if len(sizes) <= MAX_BARS_WITH_GAPS else 0.0
     for place, (tier, devices) in enumerate(partition.tiers.items()):
         colour = TIER_COLOURS[place % len(TIER_COLOURS)]
         panel.bar(devices, [sizes[d] for d in devices], width=1.0, color=colour, edgecolor="white", linewidth=gap)
@@ -144,7 +139,7 @@ def _draw_sizes(panel: Axes, partition: Partition) -> None:
     panel.set_ylabel("images", fontsize=8)
     panel.tick_params(labelbottom=False)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.spines["left"].set_bounds(0, max(sizes))  # the names of the tiers stand above
+    panel.spines["left"].set_bounds(0, max(sizes))  # the names of the tiers are above
 
 
 def _draw_classes(panel: Axes, partition: Partition) -> None:
@@ -152,7 +147,7 @@ def _draw_classes(panel: Axes, partition: Partition) -> None:
     from matplotlib.colors import ListedColormap
     from matplotlib.ticker import MaxNLocator
 
-    # One hue from light to dark, which every eye and a printer without colours can order; white is none at all.
+    # One hue from light to dark can be read with any colour vision and in black and white; white means none.
     blues = matplotlib.colormaps["Blues"]
     shades = ListedColormap([blues(0.12 + 0.88 * step / 255) for step in range(256)]).with_extremes(under="white")
     cells = panel.imshow(

@@ -7,9 +7,9 @@ import textwrap
 from dataclasses import dataclass
 
 WIDTH = 100
-"""Columns of a terminal that notes are wrapped to."""
+"""Columns of the terminal at which notes are wrapped."""
 HEADING = 20
-"""Characters of a heading in one line."""
+"""Characters at which a column's heading is wrapped."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """What a table says, whatever it is written in."""
+    """A table's content, independent of the format."""
 
     name: str
     title: str
@@ -31,28 +31,28 @@ class Table:
     meaning: str
     notes: tuple[str, ...] = ()
     strong: str = ""
-    """The column to be set in bold, if any."""
+    """The column that is set in bold, if any."""
     merged: bool = False
-    """Whether rows of a group below each other with the same label show it once."""
+    """Whether consecutive rows of a group with the same label share it."""
     caption: str = ""
-    """What LaTeX, which numbers tables itself, has above the table; the title if empty."""
+    """The caption in LaTeX, which numbers tables itself; the title if empty."""
 
     def heights(self, group: Group) -> list[int]:
-        """For each row of a group the rows that its label stands for, 0 where a row above has said it."""
+        """Returns for each row how many rows its label spans, 0 if it shares the label of a row above."""
         labels = [row[0] for row in group.rows]
         starts = [at for at, label in enumerate(labels) if not self.merged or at == 0 or labels[at - 1] != label]
         ends = [*starts[1:], len(labels)]
         return [ends[starts.index(at)] - at if at in starts else 0 for at in range(len(labels))]
 
-    def shown(self, group: Group) -> list[tuple[str, ...]]:
-        """A group's rows without the labels that a row above has said."""
+    def visible_rows(self, group: Group) -> list[tuple[str, ...]]:
+        """Returns a group's rows with repeated labels left empty."""
         rows = zip(group.rows, self.heights(group), strict=True)
         return [row if height else ("", *row[1:]) for row, height in rows]
 
 
 def to_text(table: Table) -> str:
-    """Aligned columns for a terminal."""
-    tall = [_wrapped(heading) for heading in table.columns]
+    """Writes a table with aligned columns for a terminal."""
+    tall = [_wrap_heading(heading) for heading in table.columns]
     depth = max(map(len, tall))
     heads = list(zip(*([""] * (depth - len(each)) + each for each in tall), strict=True))
     rows = [*heads, *(row for group in table.groups for row in group.rows)]
@@ -67,75 +67,73 @@ def to_text(table: Table) -> str:
     rule = "─" * max(len(line(row)) for row in rows)
     lines = [table.title, rule, *map(line, heads), rule]
     for group in table.groups:
-        lines += [group.title, *map(line, table.shown(group))]
+        lines += [group.title, *map(line, table.visible_rows(group))]
     lines.append(rule)
     for note in table.notes:
         lines += textwrap.wrap(note, WIDTH)
-    return printable("\n".join(lines)) + "\n"
+    return make_printable("\n".join(lines)) + "\n"
 
 
-def _wrapped(heading: str) -> list[str]:
-    """A heading in lines of HEADING characters, equations, lists and tables in one piece."""
+def _wrap_heading(heading: str) -> list[str]:
+    # Equations, lists and tables are not broken.
     whole = re.sub(r" = |\[.*?\]|\{.*?\}", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), heading)
     lines = textwrap.wrap(whole, HEADING, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
 
 
-def printable(text: str) -> str:
-    """Text without what could steer a terminal."""
+def make_printable(text: str) -> str:
+    """Replaces control characters, which could change the state of a terminal."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
 def to_markdown(table: Table) -> str:
-    """A section with a pipe table."""
+    """Writes a section with a pipe table."""
 
     def line(cells: list[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
-    columns = [markdown_text(cell) for cell in table.columns]
-    lines = [f"## {markdown_text(table.title)}", "", markdown_text(table.meaning), ""]
+    columns = [escape_markdown(cell) for cell in table.columns]
+    lines = [f"## {escape_markdown(table.title)}", "", escape_markdown(table.meaning), ""]
     lines += [line(columns), line([":---", *["---:"] * (len(columns) - 1)])]
     for group in table.groups:
-        lines.append(line([f"**{markdown_text(group.title)}**", *[""] * (len(columns) - 1)]))
-        for row in table.shown(group):
-            cells = zip(table.columns, map(markdown_text, row), strict=True)
+        lines.append(line([f"**{escape_markdown(group.title)}**", *[""] * (len(columns) - 1)]))
+        for row in table.visible_rows(group):
+            cells = zip(table.columns, map(escape_markdown, row), strict=True)
             lines.append(line([f"**{cell}**" if column == table.strong else cell for column, cell in cells]))
     for note in table.notes:
-        lines += ["", markdown_text(note)]
+        lines += ["", escape_markdown(note)]
     return "\n".join(lines) + "\n"
 
 
-def markdown_text(text: str) -> str:
-    """Text that Markdown shows as it is."""
+def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<|#&])", r"\\\1", " ".join(text.split()))
 
 
 def to_latex(table: Table) -> str:
-    """A table float; its preamble needs the package booktabs, and multirow where labels are merged."""
+    """Writes a table float; the document needs the package booktabs, and multirow if labels are merged."""
     width = len(table.columns)
-    caption = latex_text(table.caption or table.title)
+    caption = escape_latex(table.caption or table.title)
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\label{{tab:{table.name}}}"]
-    lines += [rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule", _latex_row(table, table.columns)]
+    lines += [rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule", _format_latex_row(table, table.columns)]
     for group in table.groups:
-        lines += [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\textit{{{latex_text(group.title)}}}}} \\"]
+        lines += [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape_latex(group.title)}}}}} \\"]
         for place, (row, height) in enumerate(zip(group.rows, table.heights(group), strict=True)):
             lines += [rf"\cmidrule{{1-{width}}}"] if table.merged and height and place else []
-            lines.append(_latex_row(table, row, height))
+            lines.append(_format_latex_row(table, row, height))
     lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [rf"\par\smallskip\footnotesize {latex_text(note)}" for note in table.notes]
+    lines += [rf"\par\smallskip\footnotesize {escape_latex(note)}" for note in table.notes]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
-def _latex_row(table: Table, row: tuple[str, ...], height: int = 1) -> str:
-    label, *others = map(latex_text, row)
+def _format_latex_row(table: Table, row: tuple[str, ...], height: int = 1) -> str:
+    label, *others = map(escape_latex, row)
     cells = [rf"\multirow{{{height}}}{{*}}{{{label}}}" if height > 1 else label if height else ""]
     for column, cell in zip(table.columns[1:], others, strict=True):
         cells.append(rf"\textbf{{{cell}}}" if column == table.strong else cell)
     return " & ".join(cells) + r" \\"
 
 
-def latex_text(text: str) -> str:
-    """Text that LaTeX prints as it is."""
+def escape_latex(text: str) -> str:
     special: dict[str, str | int | None] = {char: f"\\{char}" for char in "&%$#_{}"}
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {"×": r"$\times$", "±": r"$\pm$", ">": "$>$", "<": "$<$", "–": "--", "’": "'"}

@@ -1,21 +1,25 @@
-"""Write a report: one page, its tables in Markdown and LaTeX, its curves as pictures, its text for the terminal."""
+"""Writes a report: a page, the tables in Markdown and LaTeX, the curves as images, and a text for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedhen.errors import UserError, one_line
 from fedhen.fileio.atomic import write_text
-from fedhen.reports.comparison import HERO, Comparison, compare, scored_kind, warnings
+from fedhen.reports.comparison import HERO, Comparison, choose_owner, compare, list_warnings
 from fedhen.reports.costs import BYTES, ROUNDS
-from fedhen.reports.curves import Chart, png, svg
+from fedhen.reports.curves import PNG_DPI, Chart, write_figure
 from fedhen.reports.page import make_page
-from fedhen.reports.rendering import Table, markdown_text, printable, to_latex, to_markdown, to_text
+from fedhen.reports.rendering import Table, escape_markdown, make_printable, to_latex, to_markdown, to_text
 from fedhen.reports.tables import make_tables
-from fedhen.reports.targets import Given, choose_targets
+from fedhen.reports.targets import RequestedTargets, choose_targets
 from fedhen.runs.reader import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -27,54 +31,45 @@ class Report:
 
 
 def write_report(
-    runs: Sequence[Run], out: Path, *, targets: Given = None, kind: str | None = None, hero: str = HERO
+    runs: Sequence[Run], out: Path, *, targets: RequestedTargets = None, owner: str | None = None, hero: str = HERO
 ) -> Report:
-    """Compare runs of one recipe and write the report into a folder, over an earlier report's files.
+    """Compares runs of one recipe and writes the report into a folder, replacing an earlier one.
 
-    `targets` are percents by tier, "auto" for the paper's rule, or what the runs' configurations say; `kind` is one of
-    KINDS, by default the devices' average if all runs kept it; gains are those of `hero`, or of the first run's method
-    where no run is the hero's.
+    `targets` are percents by tier, "auto" for the paper's rule, or None for those of the runs' configurations. `owner`,
+    one of MODEL_OWNERS, is whose models are reported: by default the all-devices average, if every run kept it. `hero`
+    is the method whose gains are reported: if none of the runs has it, the first run's method is taken.
     """
-    kind = scored_kind(runs, kind)
+    owner = choose_owner(runs, owner)
     comparison = compare(runs, hero)
-    chosen = choose_targets(comparison, targets, kind)
-    tables = make_tables(comparison, chosen, kind)
-    charts = [Chart(comparison, chosen, kind, measure) for measure in (ROUNDS, BYTES)]
+    chosen = choose_targets(comparison, targets, owner)
+    tables = make_tables(comparison, chosen, owner)
+    charts = [Chart(comparison, chosen, owner, measure) for measure in (ROUNDS, BYTES)]
+    figures = {f"curves-{chart.measure.name}": chart.figure(comparison.tiers) for chart in charts}
+    paths = write_files(out, _make_texts(comparison, tables, charts), figures)
+    notes = "".join(f"{make_printable(text)}\n" for text in list_warnings(comparison))
+    return Report("\n".join([*([notes] if notes else []), *map(to_text, tables)]), paths)
+
+
+def write_files(
+    out: Path, texts: Mapping[str, str], figures: Mapping[str, Figure], dpi: int = PNG_DPI
+) -> tuple[Path, ...]:
+    """Writes texts by file name, and figures by name as PNG and as SVG, into a folder. Returns all paths."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        paths = [*_write_texts(comparison, tables, charts, out), *_write_figures(comparison, charts, out)]
+        for name, text in texts.items():
+            write_text(out / name, text)
+        images = [path for name, figure in figures.items() for path in write_figure(figure, out, name, dpi)]
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}") from None
-    return Report(_text(comparison, tables), tuple(paths))
+    return (*(out / name for name in texts), *images)
 
 
-def _write_texts(comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart], out: Path) -> list[Path]:
-    heading = [f"# {markdown_text(comparison.recipe)}\n", *(f"{markdown_text(t)}\n" for t in warnings(comparison))]
-    texts = {
+def _make_texts(comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart]) -> dict[str, str]:
+    notes = list_warnings(comparison)
+    heading = [f"# {escape_markdown(comparison.recipe)}\n", *(f"{escape_markdown(note)}\n" for note in notes)]
+    comments = ["% needs \\usepackage{booktabs}", *(f"% {one_line(note)}" for note in notes)]
+    return {
         "report.html": make_page(comparison, tables, charts),
         "tables.md": "\n".join([*heading, *map(to_markdown, tables)]),
-        "tables.tex": "% needs \\usepackage{booktabs}\n" + _comments(comparison) + "\n".join(map(to_latex, tables)),
+        "tables.tex": "\n".join([*comments, *map(to_latex, tables)]),
     }
-    for name, text in texts.items():
-        write_text(out / name, text)
-    return [out / name for name in texts]
-
-
-def _comments(comparison: Comparison) -> str:
-    return "".join(f"% {one_line(text)}\n" for text in warnings(comparison))
-
-
-def _write_figures(comparison: Comparison, charts: Sequence[Chart], out: Path) -> list[Path]:
-    paths = []
-    for chart in charts:
-        figure = chart.figure(comparison.tiers)
-        name = f"curves-{chart.measure.name}"
-        (out / f"{name}.png").write_bytes(png(figure))
-        write_text(out / f"{name}.svg", svg(figure, salt=name))
-        paths += [out / f"{name}.png", out / f"{name}.svg"]
-    return paths
-
-
-def _text(comparison: Comparison, tables: Sequence[Table]) -> str:
-    notes = "".join(f"{printable(text)}\n" for text in warnings(comparison))
-    return "\n".join([*([notes] if notes else []), *map(to_text, tables)])

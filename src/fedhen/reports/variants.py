@@ -1,4 +1,4 @@
-"""Runs of one method that differ in settings: which settings tell them apart, and what each variant is called."""
+"""Names the variants of a method: its runs that differ in settings."""
 
 from __future__ import annotations
 
@@ -13,78 +13,76 @@ from fedhen.config.recipes import RECIPES
 from fedhen.config.toml import to_toml
 from fedhen.runs.reader import Run
 
-SILENT = ("checkpoint", "fleet", "targets")
-"""Sections that change no number."""
-PLAYED = ("runtime", "evaluation")
-"""Sections that say how an experiment is played and looked at, not which one it is."""
+NEUTRAL_SECTIONS = ("checkpoint", "fleet", "targets")
+"""Sections that change no number of a report."""
+EXECUTION_SECTIONS = ("runtime", "evaluation")
+"""Sections that say how an experiment is run and evaluated, not which one it is."""
 NOT_SET = "not set"
 
 
 @dataclass(frozen=True)
 class Variants:
-    """The runs of one method by the name of their variant, and the settings that tell variants apart."""
+    """The runs of one method by the name of their variant."""
 
     by_name: Mapping[str, Sequence[Run]]
-    usual: Mapping[str, Any]
-    """Those settings as the variant has them that is called by the method's name alone."""
+    base: Mapping[str, Any]
+    """The settings in which variants differ, with the values of the variant that has the method's name alone."""
 
 
-def variants(runs: Sequence[Run]) -> Variants:
-    """Sort one method's runs; those of other seeds are with the variant whose settings they have."""
+def find_variants(runs: Sequence[Run]) -> Variants:
+    """Groups one method's runs by the settings in which runs with the same seed differ."""
     settings = {id(run): validation.flatten_config(run.config) for run in runs}
-    varied = _varied(list(settings.values()))
-    wanted = _recipe(runs[0])
-    # The one nearest to the recipe needs no further name, the first given among several.
+    varied = _find_differing_settings(list(settings.values()))
+    wanted = _load_recipe_settings(runs[0])
+    # The variant nearest to the recipe, or the first of several, has the method's name alone.
     plain = min(runs, key=lambda run: sum(settings[id(run)].get(key) != wanted.get(key) for key in varied))
-    usual = {key: settings[id(plain)].get(key, NOT_SET) for key in varied}
+    base = {key: settings[id(plain)].get(key, NOT_SET) for key in varied}
     by_name: dict[str, list[Run]] = {runs[0].method: []}
     for run in runs:
         own = {key: settings[id(run)].get(key, NOT_SET) for key in varied}
-        changed = [f"{short(key)}={shown(own[key])}" for key in varied if own[key] != usual[key]]
+        changed = [f"{shorten_key(key)}={format_value(own[key])}" for key in varied if own[key] != base[key]]
         by_name.setdefault(" ".join([run.method, *([f"({', '.join(changed)})"] if changed else [])]), []).append(run)
-    return Variants(by_name, usual)
+    return Variants(by_name, base)
 
 
-def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings in which runs with the same seed differ; how they were played where nothing else does."""
+def _find_differing_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    # Settings of the execution count only between runs that are otherwise equal.
     varied: list[str] = []
-    handling = ("rounds", *PLAYED)
-    kinds: tuple[Callable[[str], bool], ...] = (
-        lambda section: section not in (*SILENT, *handling),
+    handling = ("rounds", *EXECUTION_SECTIONS)
+    filters: tuple[Callable[[str], bool], ...] = (
+        lambda section: section not in (*NEUTRAL_SECTIONS, *handling),
         lambda section: section in handling,
     )
-    for counts in kinds:
-        for twins in _twins(settings, varied):
+    for counts in filters:
+        for twins in _group_twins(settings, varied):
             keys = dict.fromkeys(key for twin in twins for key in twin if counts(key.split(".")[0]))
             varied += [key for key in keys if any(twin.get(key) != twins[0].get(key) for twin in twins[1:])]
         varied = list(dict.fromkeys(varied))
     return varied
 
 
-def _twins(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> Iterator[list[Mapping[str, Any]]]:
-    """Those with the same seed that agree in these settings."""
+def _group_twins(settings: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> Iterator[list[Mapping[str, Any]]]:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for each in settings:
         groups.setdefault(repr([each.get(key) for key in ("seed", *varied)]), []).append(each)
     yield from groups.values()
 
 
-def _recipe(run: Run) -> Mapping[str, Any]:
-    """The settings of a run's recipe, where it is one of ours."""
+def _load_recipe_settings(run: Run) -> Mapping[str, Any]:
     made = RECIPES.get(run.recipe)
     return validation.flatten_config(tomllib.loads(to_toml(made()))) if made else {}
 
 
-def short(key: str) -> str:
-    """A setting by its last name, if no other has the same."""
+def shorten_key(key: str) -> str:
+    """Returns the last part of a setting's key if it is unambiguous, else the whole key."""
     known = [each for each, _ in validation.list_settings()]
     ends = Counter(each.rpartition(".")[2] for each in known) + Counter({each.split(".")[0] for each in known})
     end = key.rpartition(".")[2]
     return end if key in known and ends[end] == 1 else key
 
 
-def shown(value: Any) -> str:
-    """A setting's value as a reader of a table wants it."""
+def format_value(value: Any) -> str:
+    """Writes a setting's value for a table."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}={shown(each)}" for name, each in value.items()) + "}"
+        return "{" + ", ".join(f"{name}={format_value(each)}" for name, each in value.items()) + "}"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Where runs may be written: nothing is overwritten unasked, and a refusal changes nothing."""
+"""Creates the folders that runs are written to. Nothing is overwritten without --force."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FORCE = ", or --force to replace the runs in it"
 
 
 def create_run_folders(parent: Path, names: Sequence[str], force: bool = False, instead: str = FORCE) -> list[Path]:
-    """Make empty folders of these names below `parent`, "" being the parent itself.
+    """Creates empty folders below `parent`; the name "" stands for the parent itself.
 
-    Without force the parent must be empty or not exist; `instead` is told beside choosing another. With force the runs
-    in the named folders are replaced, and nothing else is touched.
+    Without `force` the parent must be empty or missing. With `force` the runs in the named folders are replaced, and
+    nothing else is touched. `instead` ends the error message with a second way out. A refusal changes nothing.
     """
     folders = [parent / name for name in names]
     try:
@@ -41,11 +41,11 @@ def create_run_folders(parent: Path, names: Sequence[str], force: bool = False, 
 
 
 def reopen_run_folders(parent: Path, names: Sequence[str]) -> list[Path]:
-    """The folders of these names below `parent`, with the runs that are in them; those that are missing are made."""
+    """Returns the named folders below `parent` with the runs in them, and creates those that are missing."""
     folders = [parent / name for name in names]
     for folder in folders:
         if _holds_something(folder) and not (folder / CONFIG).is_file():
-            raise UserError(f"{folder} does not hold a run: --resume goes on with runs only, choose another --out")
+            raise UserError(f"{folder} does not hold a run: --resume continues runs only, choose another --out")
     try:
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -55,13 +55,13 @@ def reopen_run_folders(parent: Path, names: Sequence[str]) -> list[Path]:
 
 
 def refuse_fleet_run(folder: Path) -> None:
-    """A run that a real fleet plays is not gone on with by a simulation: its devices' data and memories are theirs."""
+    """Raises UserError for a run of a real fleet: only its devices have the data and the state to continue it."""
     if (folder / FLEET).is_file():
-        raise UserError(f"{folder} is played by a fleet: go on with: {resume_command(folder)}")
+        raise UserError(f"{folder} is the run of a fleet: resume it with: {resume_command(folder)}")
 
 
 def create_fresh_folder(parent: Path, name: str) -> Path:
-    """Make a folder that did not exist: name, name-2, name-3, ...; two processes never get the same one."""
+    """Creates the first folder of name, name-2, name-3, ... that does not exist yet, also if processes compete."""
     for number in range(1, 1_000_000):
         folder = parent / (name if number == 1 else f"{name}-{number}")
         try:
@@ -75,5 +75,5 @@ def create_fresh_folder(parent: Path, name: str) -> Path:
 
 
 def _holds_something(folder: Path) -> bool:
-    """More than what a process leaves that was killed before it had begun."""
+    # A process that was killed before its first write leaves only its lock and partial files.
     return folder.is_dir() and any(p.name != LOCK and not p.name.endswith(PART) for p in folder.iterdir())

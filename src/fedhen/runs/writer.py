@@ -1,4 +1,4 @@
-"""Writes a run folder line by line while the run is played."""
+"""Writes a run folder while the run is played."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -13,49 +14,50 @@ from typing import IO, Any
 from fedhen.errors import UserError
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import replace_file, write_json, write_text
-from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_text
+from fedhen.fileio.untrusted import PARSE_ERRORS
 from fedhen.runs.layout import CONFIG, ENVIRONMENT, ERRORS, FLEET, ROUNDS, SUMMARY, TIMING, resume_command
+from fedhen.runs.records import DeviceError, parse_record
 
-MOST_ERRORS = 100
-"""Lines of errors.jsonl: what goes wrong more often goes wrong in the same way."""
+MAX_ERRORS = 100
+"""Lines of errors.jsonl. Further errors would hardly tell more."""
 
 
 @contextmanager
 def explain_write_errors(folder: Path) -> Iterator[None]:
-    """What goes wrong while a run is written, in one line; what was written before stays."""
+    """Turns an OSError while a run is written into a UserError that says how to resume."""
     try:
         yield
     except OSError as error:
-        # Whoever follows a fleet's run is told how to go on by the command that follows it.
-        go_on = "" if (folder / FLEET).is_file() else f", then go on with: {resume_command(folder)}"
+        # For a fleet's run, the command that follows it says how to resume.
+        resume = "" if (folder / FLEET).is_file() else f", then resume with: {resume_command(folder)}"
         why = error.strerror or str(error)
-        raise UserError(
-            f"cannot write to {folder}: {why}: free some space{go_on}; the rounds before are kept"
-        ) from None
+        raise UserError(f"cannot write to {folder}: {why}: free some space{resume}; earlier rounds are kept") from None
 
 
 def write_device_errors(folder: Path, number: int, failed: Mapping[int, str]) -> None:
-    """Add a round's failed devices to those of the run; a round that is played again replaces its own."""
+    """Adds a round's failed devices to errors.jsonl; those of a round that is played again are replaced."""
     if not failed:
         return
-    before = [line for line in untrusted.read_json_lines(folder / ERRORS, _check_error)[0] if line["round"] < number]
-    if len(before) < MOST_ERRORS:
-        now = [{"round": number, "device": device, "error": error} for device, error in failed.items()]
-        write_text(folder / ERRORS, "".join(json.dumps(line) + "\n" for line in [*before, *now][:MOST_ERRORS]))
+    before: list[DeviceError] = []
+    untrusted.read_json_lines(folder / ERRORS, lambda values, line: before.append(parse_record(DeviceError, values)))
+    kept = [error for error in before if error.round < number]
+    if len(kept) < MAX_ERRORS:
+        kept += [DeviceError(number, device, error) for device, error in failed.items()]
+        write_text(folder / ERRORS, "".join(json.dumps(asdict(error)) + "\n" for error in kept[:MAX_ERRORS]))
 
 
 class RunWriter:
-    """Writes one run's folder while the run goes on."""
+    """Writes the files of one run as the rounds are played."""
 
     def __init__(self, folder: Path, config_toml: str, environment: Mapping[str, Any], after: int = 0) -> None:
-        """Begin, or go on after that round: what was recorded of later ones is cut off."""
+        """Starts a run, or resumes it after round `after` and discards the records of later rounds."""
         self.folder = folder
-        # The configuration first: a folder that has it can be gone on with, whatever else a crash leaves there.
+        # The configuration comes first: with it a run can be resumed, whatever else a crash leaves behind.
         write_text(folder / CONFIG, config_toml)
         write_json(folder / ENVIRONMENT, environment)
         for name in (ROUNDS, TIMING):
             replace_file(folder / name, b"".join(read_whole_lines(folder / name, after)))
-        # With more rounds to play the run is not finished any more.
+        # With more rounds to play, the run is no longer finished.
         (folder / SUMMARY).unlink(missing_ok=True)
         self._rounds: IO[str] = (folder / ROUNDS).open("a", encoding="utf-8")
         self._timing: IO[str] = (folder / TIMING).open("a", encoding="utf-8")
@@ -69,27 +71,27 @@ class RunWriter:
         self._rounds.close()
         self._timing.close()
 
-    def round(self, record: Mapping[str, Any]) -> None:
-        """Append one round; flushed, so that a report of the unfinished run sees it."""
+    def write_round(self, record: Mapping[str, Any]) -> None:
+        """Appends one round and flushes, so that a report of the unfinished run sees it."""
         _append(self._rounds, record)
 
-    def timing(self, number: int, timing: Mapping[str, float]) -> None:
-        """Append what a round took; after the checkpoint, whose seconds belong to it."""
+    def write_timing(self, number: int, timing: Mapping[str, float]) -> None:
+        """Appends the seconds of a round. To be called after its checkpoint, which they include."""
         _append(self._timing, {"round": number, **timing})
 
     def sync(self) -> None:
-        """See that all lines are on the disk."""
+        """Flushes all lines to the disk."""
         for file in (self._rounds, self._timing):
             os.fsync(file.fileno())
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The last thing a run writes."""
+        """Writes the summary, which marks the run as finished."""
         self.sync()
         write_json(self.folder / SUMMARY, summary)
 
 
 def read_whole_lines(path: Path, last: int) -> list[bytes]:
-    """The lines of rounds 1 to `last`, as far as they are whole and in order."""
+    """Returns the lines of rounds 1 to `last`, up to the first that is torn or out of order."""
     lines: list[bytes] = []
     if last and path.is_file():
         for line in path.read_bytes().splitlines(keepends=True)[:last]:
@@ -105,7 +107,3 @@ def read_whole_lines(path: Path, last: int) -> list[bytes]:
 def _append(file: IO[str], value: Mapping[str, Any]) -> None:
     file.write(json.dumps(value, allow_nan=False) + "\n")
     file.flush()
-
-
-def _check_error(error: Mapping[str, Any], line: int) -> None:
-    _ = check_int(error["round"]), check_int(error["device"]), check_text(error["error"])

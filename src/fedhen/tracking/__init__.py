@@ -1,1 +1,1 @@
-"""Who is shown the progress of a run: the terminal."""
+"""Where the progress of a run is shown: the terminal."""

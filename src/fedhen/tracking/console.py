@@ -1,4 +1,4 @@
-"""What long work shows: a live bar for each run on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Shows the progress of runs: a live bar for each run on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from fedhen.runs.layout import reported_owner
 
 SECONDS_BETWEEN_LINES = 10.0
-FEW = 3
-"""With more runs than these a display also shows how far all of them are."""
+MAX_RUNS_WITHOUT_TOTAL = 3
+"""With more runs than this, a display also shows the progress of all runs together."""
 
 
 class Display(Protocol):
-    """Shows how a few runs get on."""
+    """Shows the progress of runs."""
 
     def __enter__(self) -> Display: ...
 
@@ -25,11 +25,11 @@ class Display(Protocol):
     ) -> None: ...
 
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """One more round of that run is done."""
+        """Shows that another round of the named run is done."""
 
 
 def make_display(rounds: Mapping[str, int], quiet: bool = False) -> Display:
-    """The display that fits where the output goes, for runs by name, each with so many rounds to play."""
+    """Returns a display for runs by name and number of rounds: bars on a terminal, else lines, or nothing if quiet."""
     if quiet:
         return Silent()
     return Bars(rounds) if sys.stderr.isatty() else Lines(rounds)
@@ -47,7 +47,7 @@ class Silent:
         pass
 
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """Nothing."""
+        pass
 
 
 class Lines(Silent):
@@ -56,17 +56,20 @@ class Lines(Silent):
     def __init__(self, rounds: Mapping[str, int]) -> None:
         self.paces = {name: Pace(number) for name, number in rounds.items()}
         self.width = max(map(len, rounds))
-        self.shown = -SECONDS_BETWEEN_LINES
+        self.last_shown = -SECONDS_BETWEEN_LINES
 
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """A line, if it is time for one."""
         pace = self.paces[name]
-        pace.take(record, timing)
+        pace.add(record, timing)
         ends = record["round"] in (1, pace.rounds)
-        if ends or time.monotonic() - self.shown >= SECONDS_BETWEEN_LINES:
-            self.shown = time.monotonic()
-            parts = [f"round {record['round']}/{pace.rounds}", pace.accuracies, pace.speed, pace.left]
-            place = f"[{list(self.paces).index(name) + 1}/{len(self.paces)}] " if len(self.paces) > FEW else ""
+        if ends or time.monotonic() - self.last_shown >= SECONDS_BETWEEN_LINES:
+            self.last_shown = time.monotonic()
+            parts = [f"round {record['round']}/{pace.rounds}", pace.accuracies, pace.speed, pace.remaining]
+            place = (
+                f"[{list(self.paces).index(name) + 1}/{len(self.paces)}] "
+                if len(self.paces) > MAX_RUNS_WITHOUT_TOTAL
+                else ""
+            )
             line = f"{place}{name:{self.width}}  " + "  ".join(part for part in parts if part)
             print(line, file=sys.stderr, flush=True)
 
@@ -86,9 +89,9 @@ class Bars:
             name: self.progress.add_task(name, total=number, accuracies="waiting", speed="", left="")
             for name, number in rounds.items()
         }
-        self.all = Pace(sum(rounds.values()))
-        if len(rounds) > FEW:
-            self.tasks[""] = self.progress.add_task("all", total=self.all.rounds, accuracies="", speed="", left="")
+        self.total = Pace(sum(rounds.values()))
+        if len(rounds) > MAX_RUNS_WITHOUT_TOTAL:
+            self.tasks[""] = self.progress.add_task("all", total=self.total.rounds, accuracies="", speed="", left="")
 
     def __enter__(self) -> Bars:
         self.progress.start()
@@ -100,31 +103,29 @@ class Bars:
         self.progress.stop()
 
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """Move that run's bar."""
         pace = self.paces[name]
-        pace.take(record, timing)
+        pace.add(record, timing)
         self.progress.update(
             self.tasks[name],
             completed=record["round"],
             accuracies=pace.accuracies,
             speed=pace.speed,
-            left=pace.left,
+            left=pace.remaining,
         )
         if "" in self.tasks:
-            self.all.take({**record, "round": self.all.played + 1}, timing)
-            self.progress.update(self.tasks[""], completed=self.all.played, left=self.all.left)
+            self.total.add({**record, "round": self.total.played + 1}, timing)
+            self.progress.update(self.tasks[""], completed=self.total.played, left=self.total.remaining)
 
 
 class Pace:
-    """The latest accuracies of a run, its speed and the time it has left."""
+    """The latest accuracies of a run, its speed and its remaining time."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
         self.played, self.done, self.seconds, self.dropped, self.failed = 0, 0, 0.0, 0, 0
         self.scores: Mapping[str, float] = {}
 
-    def take(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """One more round."""
+    def add(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
         self.done, self.played = record["round"], self.played + 1
         self.seconds += timing["total"]
         self.dropped += len(record["dropped"])
@@ -134,19 +135,18 @@ class Pace:
 
     @property
     def accuracies(self) -> str:
-        """The accuracy of each tier, and how many devices were dropped or failed, if any."""
+        """The accuracy of each tier, and the number of dropped and failed devices, if any."""
         parts = [f"{tier} {100 * score:.1f} %" for tier, score in self.scores.items()]
         parts += [f"{self.dropped} dropped"] * bool(self.dropped) + [f"{self.failed} failed"] * bool(self.failed)
         return "  ".join(parts)
 
     @property
     def speed(self) -> str:
-        """Seconds a round."""
         return f"{self.seconds / self.played:.2f} s a round"
 
     @property
-    def left(self) -> str:
-        """Time left, or time taken once the run is done."""
+    def remaining(self) -> str:
+        """The remaining time, or the total time once the run is done."""
         if self.done == self.rounds:
             return f"took {_duration(self.seconds)}"
         return f"{_duration(self.seconds / self.played * (self.rounds - self.done))} left"

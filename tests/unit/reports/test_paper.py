@@ -1,4 +1,4 @@
-"""The paper's tables and figures: every expected number is the paper's or worked out by hand beside it."""
+"""The paper's tables and figures: every expected number is the paper's or derived in a comment next to it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fedhen.config.settings import Config
 from fedhen.config.toml import to_toml
 from fedhen.errors import UserError
 from fedhen.reports.costs import Cost, Outcome, gain
-from fedhen.reports.curves import looks
-from fedhen.reports.paper.accuracies import accuracy_table
-from fedhen.reports.paper.centralised import centralised_table
-from fedhen.reports.paper.figures import PaperFigure, paper_figures
-from fedhen.reports.paper.report import CENTRALISED, PAPER_RUNS, finished, write_paper
-from fedhen.reports.paper.runs import find, reference_of
-from fedhen.reports.paper.tables import further_tables, outcome_tables, paper_tables
+from fedhen.reports.curves import choose_looks
+from fedhen.reports.paper.accuracies import make_accuracy_table
+from fedhen.reports.paper.centralised import make_centralised_table
+from fedhen.reports.paper.figures import PaperFigure, make_figures
+from fedhen.reports.paper.report import CENTRALISED, PAPER_RUNS, has_finished_run, write_paper
+from fedhen.reports.paper.selection import match_reference, select_runs
+from fedhen.reports.paper.tables import make_further_tables, make_outcome_tables, make_paper_tables
 from fedhen.reports.paper.values import METHODS, ROUNDS_TO_TARGET
 from fedhen.reports.rendering import Table
 from fedhen.reports.tables import SEEDS
@@ -54,18 +54,18 @@ def printed(table: str) -> list[tuple[str, ...]]:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """A configuration as a run folder gives it back, but for what `make_run` sets itself."""
+    """A configuration as read from a run folder, without what `make_run` sets itself."""
     values = tomllib.loads(to_toml(config))
     return {key: value for key, value in values.items() if key not in ("method", "seed", "rounds")}
 
 
 def federated(recipe: str, method: str, curves: Curves, **changes: Any) -> Run:
-    """A run of the recipe, 1 MB a tier and way each round, evaluated where the curves are."""
+    """A run of the recipe with 1 MB per tier, direction and round, evaluated in the rounds of the curves."""
     return make_run(method, curves, **{**settings(load_recipe(recipe)), **changes})
 
 
 def from_the_paper(recipe: str, method: str, seed: int = 0, shift: int = 0) -> Run:
-    """A run that reaches the paper's targets in the paper's rounds, or so many later, and nothing more."""
+    """A run that reaches the paper's targets in the paper's rounds, or `shift` rounds later, and no more."""
     curves = {
         tier: staircase(1000, {row.rounds[method] + shift: row.percent / 100 for row in reversed(rows)})
         for tier, rows in ROUNDS_TO_TARGET[recipe].items()
@@ -84,10 +84,10 @@ def cells(table: Table) -> Cells:
     }
 
 
-def tables(runs: Sequence[Run], kind: str = "devices") -> dict[str, Table]:
-    found = find(runs)
-    every = [*paper_tables(found, kind), *further_tables(found, kind), centralised_table(found)]
-    every.append(accuracy_table(found, kind))
+def tables(runs: Sequence[Run], owner: str = "devices") -> dict[str, Table]:
+    found = select_runs(runs)
+    every = [*make_paper_tables(found, owner), *make_further_tables(found, owner), make_centralised_table(found)]
+    every.append(make_accuracy_table(found, owner))
     return {table.name: table for table in every}
 
 
@@ -106,7 +106,7 @@ def test_the_papers_sixteen_gains_follow_from_its_rounds(row: tuple[str, ...]) -
 
 @pytest.mark.parametrize(("name", "source"), [("table-1", TABLE_1), ("table-2", TABLE_2)])
 def test_the_papers_value_stands_beside_ours_in_every_cell(all_runs: list[Run], name: str, source: str) -> None:
-    """Runs that take the paper's rounds: each cell says the same number twice, the gains recomputed."""
+    """Runs that take the paper's rounds: each cell has the same number twice, also the recomputed gains."""
     ran, empty = tables(all_runs)[name], tables([])[name]
     assert ran.columns == ("Dataset", "Accuracy", "FedHeN", "Decouple", "NoSide", "Gain")
     assert [group.title for group in ran.groups] == ["simple model", "complex model"]
@@ -162,11 +162,11 @@ def test_unfinished_and_missed_targets_say_so() -> None:
         "unfinished (round 455) (805)",
         "> 1.5× (2.8×)",
     )
-    # reached is reached, however the run goes on; 200 / 249 = 0.80
+    # a reached target counts although the run is unfinished; 200 / 249 = 0.80
     assert found["simple", "CIFAR-10", "83.4 %"] == ("249 (249)", "not reached (731)", "200 (669)", "0.8× (2.7×)")
     assert found["complex", "CIFAR-10", "88.5 %"][-1] == "– (1.4×)"
     assert found["simple", "CIFAR-100", "46.4 %"][0] == "unfinished (round 3) (296)"
-    assert any("455 of 1000 rounds" in text for text in find(runs).warnings)
+    assert any("455 of 1000 rounds" in text for text in select_runs(runs).warnings)
 
 
 def test_several_seeds_give_mean_deviation_and_n() -> None:
@@ -211,7 +211,7 @@ def test_auto_targets_follow_the_papers_rule_where_all_methods_are_finished(all_
     expected = {"86.9 %": ("300", "900", "600", "2.0×"), "85.9 %": ("300", "800", "600", "2.0×")}
     assert cells(table) == {(t, "CIFAR-10", a): row for t in ("simple", "complex") for a, row in expected.items()}
     assert any("CIFAR-100: not all methods are finished" in note for note in table.notes)
-    # runs that stop at the paper's targets give these back
+    # runs that stop at the paper's targets reproduce them
     again = cells(tables(all_runs)["table-1-auto"])
     assert again["simple", "CIFAR-10", "84.4 %"] == ("289", "943", "805", "2.8×")
     assert again["complex", "CIFAR-100", "45.8 %"] == ("376", "752", "472", "1.3×")
@@ -261,7 +261,7 @@ def test_the_best_of_a_damaged_run_is_not_known() -> None:
 
 def test_the_servers_best_accuracies_are_its_own() -> None:
     run = federated("cifar10-iid", "fedhen", {"simple": [0.5, 0.6], "complex": [0.5, 0.7]})
-    run.rounds[0]["accuracy"]["server"]["simple"] = 0.65
+    run.rounds[0].accuracy["server"]["simple"] = 0.65
     assert cells(tables([run], "server")["accuracies"])["simple", "CIFAR-10", "IID"][0] == "65.00 (88.6)"
     assert cells(tables([run])["accuracies"])["simple", "CIFAR-10", "IID"][0] == "60.00 (88.6)"
 
@@ -273,7 +273,7 @@ def test_centralised_references_beside_the_papers() -> None:
         one_place("cifar10", "simple", 0.5, staircase(100, {100: 0.87}), seed=1),
         one_place("cifar100", "simple", 1.0, [0.1] * 37),
     ]
-    runs[0].rounds[-1]["accuracy"]["devices"]["complex"] = 0.1  # the server's model is the one
+    runs[0].rounds[-1].accuracy["devices"]["complex"] = 0.1  # the server's model is the one
     table = tables(runs)["centralised"]
     assert table.columns == ("Dataset", "Training data", "Final, %", "Best, %")
     assert cells(table) == {
@@ -302,13 +302,13 @@ def test_the_order_to_run_in() -> None:
 
 
 def test_a_finished_run_is_the_one_that_is_asked_for_only_if_its_settings_and_seed_are(tmp_path: Path) -> None:
-    """How the machine is used and what is looked at make no difference; a setting, the seed or the method does."""
+    """Settings of execution and evaluation make no difference; any other setting, the seed or the method does."""
     config = replace(load_recipe("cifar10-iid"), rounds=3)
     run = from_the_paper("cifar10-iid", "fedhen")
     run = replace(run, config=tomllib.loads(to_toml(config)))
     looks = replace(config, evaluation=replace(config.evaluation, every=1), runtime=replace(config.runtime, threads=7))
-    assert finished([run], config) and finished([run], looks)
-    assert not finished([replace(run, summary=None)], config)
+    assert has_finished_run([run], config) and has_finished_run([run], looks)
+    assert not has_finished_run([replace(run, summary=None)], config)
     for other in (
         replace(config, seed=1),
         replace(config, method="noside"),
@@ -316,30 +316,30 @@ def test_a_finished_run_is_the_one_that_is_asked_for_only_if_its_settings_and_se
         replace(config, data=replace(config.data, name="cifar100")),
         replace(config, objective=replace(config.objective, exit_weights={"simple": 0.5})),
     ):
-        assert not finished([run], other)
+        assert not has_finished_run([run], other)
     weighted = from_the_paper("cifar10-iid", "fedhen")
     weighted.config["objective"]["exit_weights"] = {"simple": 0.5}
-    assert any("objective.exit_weights = {'simple': 0.5}" in text for text in find([weighted]).warnings)
-    # A run from before there was such a setting has its default.
+    assert any("objective.exit_weights = {'simple': 0.5}" in text for text in select_runs([weighted]).warnings)
+    # A run that is older than a setting has its default.
     older = tomllib.loads(to_toml(config))
     del older["training"]["lr_warmup"]
-    assert finished([replace(run, config=older)], config)
+    assert has_finished_run([replace(run, config=older)], config)
     warmed = replace(config, training=replace(config.training, lr_warmup=5))
-    assert not finished([replace(run, config=older)], warmed)
+    assert not has_finished_run([replace(run, config=older)], warmed)
     reference = one_place("cifar10", "simple", 1.0, [0.9] * 100)
     del reference.config["training"]["lr_warmup"]
-    assert any("changes its recipe, training.lr_warmup = 0" in text for text in find([reference]).warnings)
+    assert any("changes its recipe, training.lr_warmup = 0" in text for text in select_runs([reference]).warnings)
 
 
 def test_the_runs_under_results_are_those_that_the_command_would_make() -> None:
-    """Only what is missing there is run by `fedhen paper --run --runs results`."""
+    """`fedhen paper --run --runs results` runs only what is missing there."""
     folders = [path.parent for path in (Path(__file__).parents[3] / "results").glob("*/config.toml")]
     runs = [read_run(folder) for folder in folders]
     assert len(runs) >= 3
     for run in runs:
-        place = reference_of(run)
+        place = match_reference(run)
         recipe = make_centralised(load_recipe(f"{place[0]}-iid"), *place[1:]) if place else load_recipe(run.recipe)
-        assert finished([run], replace(recipe, method=run.method, seed=run.seed)), run.folder
+        assert has_finished_run([run], replace(recipe, method=run.method, seed=run.seed)), run.folder
 
 
 def test_a_run_that_changes_its_recipe_stands_in_only_where_none_follows_it() -> None:
@@ -350,12 +350,12 @@ def test_a_run_that_changes_its_recipe_stands_in_only_where_none_follows_it() ->
     limited = one_place("cifar10", "simple", 1.0, [0.9] * 100)
     limited.config["data"]["limit"] = 2000
 
-    alone = find([trial, limited])
-    assert cells(paper_tables(alone, "devices")[0])["simple", "CIFAR-10", "84.4 %"][0] == "7 (289)"
+    alone = select_runs([trial, limited])
+    assert cells(make_paper_tables(alone, "devices")[0])["simple", "CIFAR-10", "84.4 %"][0] == "7 (289)"
     assert "cifar10-iid, fedhen, seed 1 (trial) changes its recipe, rounds = 20." in alone.warnings[0]
     assert "data.limit = 2000" in alone.warnings[1]
 
-    both = find([trial, faithful])
+    both = select_runs([trial, faithful])
     assert both.federated["cifar10-iid", "fedhen"] == (faithful,)
     assert both.warnings == ("Left out: cifar10-iid, fedhen, seed 1 (trial); it changes its recipe, rounds = 20.",)
 
@@ -364,7 +364,7 @@ def test_of_two_runs_of_one_seed_the_finished_one_counts() -> None:
     done = from_the_paper("cifar10-iid", "fedhen")
     stopped = replace(done, summary=None, folder=Path("stopped"))
     for runs in ([done, stopped], [stopped, done]):
-        found = find(runs)
+        found = select_runs(runs)
         assert found.federated["cifar10-iid", "fedhen"] == (done,)
         assert "(stopped)" in found.warnings[0]
 
@@ -378,12 +378,12 @@ def test_runs_of_other_experiments_are_left_aside() -> None:
         make_run("fedavg", curves, recipe="cifar10-centralised"),
         make_run("fedavg", {"simple": [0.9]}, recipe="cifar10-centralised", data={"fraction": 0.25}),
     ]
-    assert find(runs).runs == []
+    assert select_runs(runs).runs == []
     assert tables(runs) == tables([])
 
 
 def test_how_the_runs_ended_is_told_recipe_by_recipe(all_runs: list[Run]) -> None:
-    found = outcome_tables(find(all_runs))
+    found = make_outcome_tables(select_runs(all_runs))
     assert [table.title for table in found][:2] == [
         "cifar10-iid: accuracy, size and effort",
         "cifar100-iid: accuracy, size and effort",
@@ -393,7 +393,7 @@ def test_how_the_runs_ended_is_told_recipe_by_recipe(all_runs: list[Run]) -> Non
 
 
 def drawn(runs: Sequence[Run]) -> list[tuple[PaperFigure, Figure]]:
-    return [(each, each.draw(each.rows)) for each in paper_figures(find(runs), "devices")]
+    return [(each, each.draw(each.rows)) for each in make_figures(select_runs(runs), "devices")]
 
 
 def test_figures_are_arranged_as_in_the_paper(all_runs: list[Run]) -> None:
@@ -409,7 +409,7 @@ def test_curves_targets_and_references_are_drawn_where_they_belong(all_runs: lis
     (_, figure), *_ = drawn(all_runs)
     simple = figure.axes[0]
     curves, levels = simple.lines[:3], simple.lines[3:]
-    assert [line.get_color() for line in curves] == [looks([method])[method][0] for method in METHODS]
+    assert [line.get_color() for line in curves] == [choose_looks([method])[method][0] for method in METHODS]
     assert curves[0].get_zorder() > curves[1].get_zorder() > curves[2].get_zorder()
     assert curves[0].get_ydata()[288] == pytest.approx(84.4)  # type: ignore[index]
     assert curves[0].get_xdata()[288] == 289  # type: ignore[index]
@@ -431,7 +431,7 @@ def test_figures_say_what_has_not_been_run() -> None:
     assert said(empty[1]) == {"not run yet", "88.5", "87.5", "all data 93.0 (paper)", "half data 90.5 (paper)"}
     partial = [
         from_the_paper("cifar10-iid", "fedhen"),
-        federated("cifar10-iid", "noside", {"simple": [], "complex": []}),
+        federated("cifar10-iid", "noside", {"simple": [], "complex": []}, planned=1000),
     ]
     partial += [one_place("cifar10", "simple", 1.0, [0.88] * 100)]
     simple, complex_ = drawn(partial)[0][1].axes
@@ -441,9 +441,9 @@ def test_figures_say_what_has_not_been_run() -> None:
 
 @pytest.mark.parametrize("seeds", [0, 1, 2])
 def test_nothing_is_cut_off_or_too_small_to_print(seeds: int) -> None:
-    """At 5 inches and 100 dots an inch, whole and panel by panel: all words inside the picture, none under 6 points."""
+    """At 5 inches and 100 dots an inch, whole and panel by panel: all text inside the image, none below 6 points."""
     runs = [from_the_paper(*place, seed, seed) for place in PAPER_RUNS[:3] for seed in range(seeds)]
-    for each in paper_figures(find(runs), "devices"):
+    for each in make_figures(select_runs(runs), "devices"):
         for rows in (each.rows, [[each.rows[0][1]]]):
             figure = each.draw(rows)
             assert figure.get_figwidth() <= 5
@@ -529,13 +529,13 @@ def test_latex_compiles(all_runs: list[Run], tmp_path: Path) -> None:
 
 def test_the_servers_models_are_reported_on_request(tmp_path: Path) -> None:
     run = from_the_paper("cifar10-iid", "fedhen")
-    run.rounds[99]["accuracy"]["server"]["simple"] = 0.9
-    table = tables([run], kind="server")["table-1"]
+    run.rounds[99].accuracy["server"]["simple"] = 0.9
+    table = tables([run], owner="server")["table-1"]
     assert cells(table)["simple", "CIFAR-10", "84.4 %"][0] == "100 (289)"
     assert "server model" in table.meaning
     assert "all-devices average" in table.notes[0]
-    with pytest.raises(UserError, match="unknown kind 'servers'"):
-        write_paper([run], tmp_path, kind="servers")
+    with pytest.raises(UserError, match="unknown owner 'servers'"):
+        write_paper([run], tmp_path, owner="servers")
 
 
 def test_names_from_files_cannot_inject_markup(tmp_path: Path) -> None:
@@ -564,8 +564,8 @@ def test_from_a_folder_from_nothing_and_into_what_is_no_folder(tmp_path: Path) -
 def test_it_needs_no_torch_and_its_tables_no_matplotlib() -> None:
     blocked = (
         "import sys; sys.modules['torch'] = sys.modules['matplotlib'] = None\n"
-        "from fedhen.reports.paper_runs import find\n"
-        "from fedhen.reports import paper, paper_tables\n"
-        "assert len(paper_tables.paper_tables(find([]), 'devices')) == 2\n"
+        "from fedhen.reports.paper.selection import select_runs\n"
+        "from fedhen.reports.paper.tables import make_paper_tables\n"
+        "assert len(make_paper_tables(select_runs([]), 'devices')) == 2\n"
     )
     subprocess.run([sys.executable, "-c", blocked], check=True)

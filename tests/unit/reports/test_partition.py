@@ -1,4 +1,4 @@
-"""`fedhen data partition`: the numbers are those of the split that a run trains on, and the picture shows them."""
+"""`fedhen data partition` shows the split that a run trains on."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from fedhen.data.published import PUBLISHED
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 from fedhen.experiment.build import build_experiment
-from fedhen.reports.partition import ALL, Partition, as_json, figure, table, write_partition
+from fedhen.reports.partition import ALL_DEVICES, Partition, draw_partition, make_table, to_dict, write_partition
 
-# Two simple devices and one complex one; by hand below.
+# Two simple devices and one complex device.
 COUNTS = [[4, 0, 0], [1, 1, 2], [0, 6, 2]]
 CONFIG = Config(
     recipe="mine",
@@ -37,7 +37,7 @@ SMALL = Partition(CONFIG, COUNTS)
 
 
 def fedhen(*arguments: object) -> int:
-    """The command line with `data` alone."""
+    """Runs the command line with only the `data` commands."""
     top = Parser(prog="fedhen")
     data_commands.add_commands(top.add_subparsers(dest="command", required=True))
     options = top.parse_args([str(argument) for argument in arguments])
@@ -58,7 +58,7 @@ def test_statistics_by_hand() -> None:
             "classes": {"least": 2, "mean": 2, "most": 2},
             "top_class_share": 6 / 8,
         },
-        ALL: {
+        ALL_DEVICES: {
             "devices": 3,
             "images": {"least": 4, "mean": 16 / 3, "most": 8},
             "classes": {"least": 1, "mean": 2, "most": 3},
@@ -68,7 +68,7 @@ def test_statistics_by_hand() -> None:
 
 
 def test_the_table_says_the_same() -> None:
-    shown = table(SMALL)
+    shown = make_table(SMALL)
     assert shown.title == "mine: digits, Dirichlet split, α = 0.5, seed 3"
     assert shown.groups[0].rows == (
         ("simple", "2", "4 / 4.0 / 4", "1 / 2.0 / 3", "75.0 %"),
@@ -78,13 +78,13 @@ def test_the_table_says_the_same() -> None:
 
 
 def brightness(panel: Axes, number: int) -> float:
-    """How bright the heat map shows that many images: 1 is white."""
+    """Returns the brightness of a count in the heat map; 1 is white."""
     (cells,) = panel.images
     return float(np.mean(cells.to_rgba(np.array([number]))[0, :3]))
 
 
 def test_the_picture_holds_every_count_and_marks_the_tiers() -> None:
-    upper, lower, *_ = figure(SMALL).axes
+    upper, lower, *_ = draw_partition(SMALL).axes
     (cells,) = lower.images
     assert np.array_equal(np.asarray(cells.get_array()), np.array(COUNTS).T)
     none, one, six = (brightness(lower, number) for number in (0, 1, 6))
@@ -98,7 +98,7 @@ def test_the_picture_holds_every_count_and_marks_the_tiers() -> None:
 
 
 def test_one_image_among_thousands_is_not_white() -> None:
-    _, lower, *_ = figure(Partition(CONFIG, [[1, 0, 9000], [1, 1, 1], [1, 1, 1]])).axes
+    _, lower, *_ = draw_partition(Partition(CONFIG, [[1, 0, 9000], [1, 1, 1], [1, 1, 1]])).axes
     assert brightness(lower, 1) < 0.95
 
 
@@ -110,7 +110,7 @@ def test_what_is_written_is_always_the_same(tmp_path: Path) -> None:
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     written = json.loads((tmp_path / "one" / "partition.json").read_text())
-    assert written == as_json(SMALL)
+    assert written == to_dict(SMALL)
     assert written["counts"] == COUNTS and written["tiers"] == {"simple": 2, "complex": 1} and written["seed"] == 3
     with Image.open(tmp_path / "one" / "partition.png") as picture:
         assert picture.width > 1000
@@ -119,10 +119,10 @@ def test_what_is_written_is_always_the_same(tmp_path: Path) -> None:
 def test_the_drawing_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from fedhen.config import Config, DevicesConfig\n"
-        "from fedhen.reports.partition import Partition, figure, table\n"
+        "from fedhen.config.settings import Config, DevicesConfig\n"
+        "from fedhen.reports.partition import Partition, draw_partition, make_table\n"
         "split = Partition(Config(devices=DevicesConfig(number=2, active=1)), [[1, 2], [3, 4]])\n"
-        "figure(split), table(split)\n"
+        "draw_partition(split), make_table(split)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -147,7 +147,7 @@ def test_the_command_shows_the_split_that_a_run_trains_on(
     counts = [[sum(labels[i] == c for i in shard) for c in range(10)] for shard in data.shards]
     assert written["counts"] == counts
     tops = [max(row) / sum(row) for row in counts]
-    everyone = written["statistics"][ALL]
+    everyone = written["statistics"][ALL_DEVICES]
     assert everyone["top_class_share"] == pytest.approx(sum(tops) / 6)
     assert everyone["images"]["mean"] == 50 and sum(map(sum, counts)) == 300
     assert f"{100 * sum(tops) / 6:.1f} %" in shown
@@ -188,7 +188,7 @@ def test_what_cannot_be_dealt_gets_one_line(arguments: list[str], says: str) -> 
 
 
 def dealt(recipe: str, out: Path) -> dict[str, Any]:
-    """The statistics of all devices of a recipe, where its real files are."""
+    """Returns the statistics of all devices of a recipe; skips the test if its real files are missing."""
     files = PUBLISHED[load_recipe(recipe).data.name]
     if not (data_root() / files.folder).is_dir():
         pytest.skip(f"{files.name} is not in {data_root()}: set FEDHEN_DATA to test with the real files")
@@ -197,7 +197,7 @@ def dealt(recipe: str, out: Path) -> dict[str, Any]:
     counts = np.array(written["counts"])
     assert counts.shape == (100, files.classes)
     assert (counts.sum(1) == 500).all() and (counts.sum(0) == 50_000 // files.classes).all()
-    statistics: dict[str, Any] = written["statistics"][ALL]
+    statistics: dict[str, Any] = written["statistics"][ALL_DEVICES]
     return statistics
 
 
@@ -212,7 +212,7 @@ def test_the_papers_iid_splits_of_the_real_files(recipe: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("recipe", ["cifar10-noniid", "cifar100-noniid"])
 def test_the_papers_dirichlet_splits_of_the_real_files(recipe: str, tmp_path: Path) -> None:
-    """Near the mean largest share of a prior, a little below: towards the end a device's own classes have run out."""
+    """A little below the mean largest share of a prior, because classes run out for the last devices."""
     classes = PUBLISHED[load_recipe(recipe).data.name].classes
     priors = np.random.default_rng(0).dirichlet(np.full(classes, 0.3), 20_000)
     expected = float(priors.max(1).mean())

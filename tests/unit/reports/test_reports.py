@@ -1,4 +1,4 @@
-"""Reports: every expected number is the paper's or worked out by hand beside it."""
+"""Reports. Every expected number is the paper's or derived in a comment next to it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import pytest
 
 from fedhen.errors import UserError
 from fedhen.reports import auto_targets, compare, rounds_to_target, write_report
-from fedhen.reports.comparison import warnings
-from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, gain, unit_of
-from fedhen.reports.curves import line, looks
+from fedhen.reports.comparison import list_warnings
+from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, byte_unit, gain
+from fedhen.reports.curves import average_curves, choose_looks
 from fedhen.reports.rendering import Group, Table, to_latex, to_markdown, to_text
-from fedhen.reports.tables import cost_table, make_tables, outcome_table
-from fedhen.reports.targets import Given, choose_targets
+from fedhen.reports.tables import make_cost_table, make_outcome_table, make_tables
+from fedhen.reports.targets import RequestedTargets, choose_targets
 from fedhen.runs.reader import Run, read_run
+from fedhen.runs.records import Timing
 from support.pages import Checker
 from support.report_fixtures import Curves, make_run, staircase, write_folder
 
@@ -48,9 +49,11 @@ PAPER: dict[str, dict[str, Rows]] = {
 }
 
 
-def rows(runs: Sequence[Run], measure: Measure = ROUNDS, targets: Given = None) -> dict[str, list[tuple[str, ...]]]:
+def rows(
+    runs: Sequence[Run], measure: Measure = ROUNDS, targets: RequestedTargets = None
+) -> dict[str, list[tuple[str, ...]]]:
     comparison = compare(runs)
-    table = cost_table(comparison, choose_targets(comparison, targets), "devices", measure)
+    table = make_cost_table(comparison, choose_targets(comparison, targets), "devices", measure)
     return {group.title.removesuffix(" model"): list(group.rows) for group in table.groups}
 
 
@@ -90,9 +93,9 @@ def test_an_accuracy_of_exactly_the_target_reaches_it() -> None:
         assert auto_targets([run], "simple")[0] == tenths / 10
 
 
-def test_the_kind_chooses_whose_model_is_scored() -> None:
+def test_the_owner_chooses_whose_model_is_scored() -> None:
     run = make_run("fedhen", {"simple": [0.5, 0.6, 0.7]})
-    run.rounds[0]["accuracy"]["server"]["simple"] = 0.65
+    run.rounds[0].accuracy["server"]["simple"] = 0.65
     assert rounds_to_target(run, "simple", 60, "devices") == 2
     assert rounds_to_target(run, "simple", 60, "server") == 1
 
@@ -100,7 +103,7 @@ def test_the_kind_chooses_whose_model_is_scored() -> None:
 def test_auto_targets_are_the_worst_runs_best_floored_and_one_below() -> None:
     runs = [make_run("fedhen", {"simple": [0.5, 0.9]}), make_run("noside", {"simple": [0.8469, 0.7]})]
     assert auto_targets(runs, "simple") == (84.6, 83.6)  # the worse best is 84.69 %
-    assert auto_targets([make_run("fedhen", {"simple": [0.008]})], "simple") == (0.8,)  # 1.0 below is no target
+    assert auto_targets([make_run("fedhen", {"simple": [0.008]})], "simple") == (0.8,)  # 1.0 below it would be negative
     assert auto_targets([make_run("fedhen", {"simple": []}, planned=5)], "simple") == ()
 
 
@@ -122,9 +125,9 @@ def test_gain_is_a_lower_bound_where_no_baseline_got_there() -> None:
     assert gain([reached(289)], [[missed(1000)], [reached(805)]]) == "2.8×"
     assert (
         gain([reached(100)], [[reached(1000)], [missed(300)]]) == "> 3.0×"
-    )  # an unfinished run may still do it at 301
+    )  # an unfinished run may still reach it in round 301
     assert gain([missed(1000)], [[reached(805)]]) == "–"
-    assert gain([reached(500)], [[missed(300)]]) == "–"  # too short to tell anything
+    assert gain([reached(500)], [[missed(300)]]) == "–"  # the other run is too short
     assert gain([reached(4)], [[reached(5)]]) == "1.3×"  # 1.25, half up
     assert gain([reached(10)], [[reached(8)]]) == "0.8×"
 
@@ -150,38 +153,40 @@ def test_cells_say_not_reached_not_yet_and_not_evaluated() -> None:
 
 
 def test_the_first_rounds_alone_are_looked_at_where_that_is_asked_for() -> None:
-    """What is played after them changes nothing; a run that has them all is over, whatever it was to play."""
+    """Later rounds change nothing. A run that has all of these rounds is complete, whatever was planned."""
     runs = [
         make_run("fedhen", {"simple": [0.5, 0.8, 0.9, 0.9]}),
         make_run("noside", {"simple": [0.5, 0.6, 0.8]}, planned=4),
         make_run("decouple", {"simple": [0.7]}, planned=4),
     ]
-    runs[0].timing[2]["total"] = runs[0].timing[3]["total"] = 9.0
-    cut = [run.first(2) for run in runs]
+    runs[0].timing[2:] = [Timing(3, 9.0), Timing(4, 9.0)]
+    cut = [run.truncate(2) for run in runs]
     assert rows(runs, targets={"simple": [80]})["simple"] == [("80.0 %", "2", "3", "not yet", "–")]
     assert rows(cut, targets={"simple": [80]})["simple"] == [("80.0 %", "2", "not reached", "not yet", "–")]
     assert rows(cut[:2], targets={"simple": [80]})["simple"] == [("80.0 %", "2", "not reached", "> 1.0×")]
-    effort = {row[0]: row[1:] for group in outcome_table(compare(cut)).groups for row in group.rows}
+    effort = {row[0]: row[1:] for group in make_outcome_table(compare(cut)).groups for row in group.rows}
     assert effort["all devices, final, %"] == ("80.00", "60.00", "70.00")
     assert effort["rounds"] == ("2", "2", "1 of 2")
     assert effort["bytes sent"] == ("4.00 MB", "4.00 MB", "2.00 MB")
     assert effort["seconds a round (median)"] == ("1.50", "1.50", "1.50")
-    assert warnings(compare(cut)) == [
-        "The first 2 of 4 rounds alone are looked at: fedhen-0, noside-0, decouple-0.",
+    assert list_warnings(compare(cut)) == [
+        "Only the first 2 of 4 rounds are used: fedhen-0, noside-0, decouple-0.",
         "Unfinished: decouple, seed 0 (decouple-0), 1 of 2 rounds recorded; its numbers can still change.",
     ]
 
 
 def test_a_run_that_is_no_longer_than_asked_for_is_looked_at_whole() -> None:
     short, long = make_run("noside", {"simple": [0.5, 0.6]}), make_run("fedhen", {"simple": [0.5, 0.6, 0.7, 0.8]})
-    assert short.first(2) is short and short.first(3) is short
-    said = warnings(compare([short.first(3), long.first(3)]))
+    assert short.truncate(2) is short and short.truncate(3) is short
+    said = list_warnings(compare([short.truncate(3), long.truncate(3)]))
     assert said == [
-        "The first 3 of 4 rounds alone are looked at: fedhen-0.",
+        "Only the first 3 of 4 rounds are used: fedhen-0.",
         "The runs differ in more than method and seed: rounds is 3 or 2.",
     ]
-    sparse = make_run("fedhen", {"simple": [None, None, 0.5]}).first(2)
-    assert warnings(compare([sparse]))[1:] == ["No evaluated round: fedhen, seed 0 (fedhen-0), 2 of 2 rounds recorded."]
+    sparse = make_run("fedhen", {"simple": [None, None, 0.5]}).truncate(2)
+    assert list_warnings(compare([sparse]))[1:] == [
+        "No evaluated round: fedhen, seed 0 (fedhen-0), 2 of 2 rounds recorded."
+    ]
 
 
 def test_bytes_are_all_that_was_sent_until_the_round() -> None:
@@ -190,7 +195,7 @@ def test_bytes_are_all_that_was_sent_until_the_round() -> None:
         make_run("fedhen", {"simple": staircase(500, {3: 0.9}), "complex": staircase(500, {2: 0.9})}),
         make_run("noside", {"simple": staircase(500, {30: 0.9}), "complex": staircase(500, {500: 0.9})}),
     ]
-    runs[0].rounds[1]["bytes"]["up"]["simple"] = 3_500_000  # and 2.5 MB more in round 2
+    runs[0].rounds[1].bytes["up"]["simple"] = 3_500_000  # and 2.5 MB more in round 2
     assert rows(runs, BYTES, {"simple": [90], "complex": [90]}) == {
         "simple": [("90.0 %", "14.5 MB", "120 MB", "8.3×")],  # 120 / 14.5 = 8.28
         "complex": [("90.0 %", "10.5 MB", "2000 MB", "190.5×")],  # one unit in a row; 2000 / 10.5 = 190.48
@@ -207,7 +212,7 @@ def test_bytes_are_all_that_was_sent_until_the_round() -> None:
     [(999, (1, "B")), (1e3, (1e3, "kB")), (5e6, (1e6, "MB")), (2e9, (1e9, "GB")), (3e15, (1e12, "TB"))],
 )
 def test_units_are_decimal(amount: float, expected: tuple[float, str]) -> None:
-    assert unit_of(amount) == expected
+    assert byte_unit(amount) == expected
 
 
 def test_several_seeds_give_mean_and_standard_deviation() -> None:
@@ -215,11 +220,11 @@ def test_several_seeds_give_mean_and_standard_deviation() -> None:
     runs = [make_run("fedhen", {"simple": curve}, seed=seed) for seed, curve in enumerate(curves)]
     runs += [make_run("noside", {"simple": staircase(60, {n: top})}, seed=n) for n, top in ((40, 0.9), (50, 0.8))]
     comparison = compare(runs)
-    table = cost_table(comparison, choose_targets(comparison, {"simple": [90, 80]}), "devices", ROUNDS)
+    table = make_cost_table(comparison, choose_targets(comparison, {"simple": [90, 80]}), "devices", ROUNDS)
     own = f"{mean([10, 12, 20]):.1f} ± {stdev([10, 12, 20]):.1f}"
     assert own == "14.0 ± 5.3"
     assert table.columns == ("Accuracy", "fedhen (n = 3)", "noside (n = 2)", "Gain")
-    # 90 %: seed 50 had spent 60 rounds in vain, so at least (40 + 60) / 2 / 14 = 3.57; 80 %: (40 + 50) / 2 / 14 = 3.21
+    # 90 %: seed 50 spent 60 rounds in vain, so at least (40 + 60) / 2 / 14 = 3.57; 80 %: (40 + 50) / 2 / 14 = 3.21
     assert table.groups[0].rows == (
         ("90.0 %", own, "1 of 2 reached", "> 3.5×"),
         ("80.0 %", own, f"45.0 ± {stdev([40, 50]):.1f}", "3.2×"),
@@ -229,12 +234,11 @@ def test_several_seeds_give_mean_and_standard_deviation() -> None:
 
 def test_outcome_table_by_hand() -> None:
     run = make_run("fedhen", {"simple": [0.5, 0.9, 0.8123]})
-    run.rounds[0]["dropped"] = [4, 5]
-    run.rounds[2]["dropped"] = [4]
-    run.rounds[2]["accuracy"]["server"]["simple"] = 0.95
-    for record, seconds in zip(run.timing, (60.0, 2.0, 3.0), strict=True):
-        record["total"] = seconds  # the first round is slow to start
-    cells = {row[0]: row[1] for group in outcome_table(compare([run])).groups for row in group.rows}
+    run.rounds[0].dropped.extend([4, 5])
+    run.rounds[2].dropped.append(4)
+    run.rounds[2].accuracy["server"]["simple"] = 0.95
+    run.timing[:] = [Timing(1, 60.0), Timing(2, 2.0), Timing(3, 3.0)]  # the first round is slow to start
+    cells = {row[0]: row[1] for group in make_outcome_table(compare([run])).groups for row in group.rows}
     assert cells == {
         "all devices, final, %": "81.23",
         "all devices, best, %": "90.00",
@@ -251,11 +255,11 @@ def test_outcome_table_by_hand() -> None:
 def test_sparse_evaluation_is_said() -> None:
     run = make_run("fedhen", {"simple": [None, None, None, None, 0.8]}, evaluation={"every": 5})
     comparison = compare([run])
-    notes = cost_table(comparison, choose_targets(comparison), "devices", ROUNDS).notes
+    notes = make_cost_table(comparison, choose_targets(comparison), "devices", ROUNDS).notes
     assert any("every 5 rounds" in note and "up to 4 rounds earlier" in note for note in notes)
     every_round = compare([make_run("fedhen", {"simple": [0.8]})])
     assert not any(
-        "every" in note for note in cost_table(every_round, choose_targets(every_round), "devices", ROUNDS).notes
+        "every" in note for note in make_cost_table(every_round, choose_targets(every_round), "devices", ROUNDS).notes
     )
 
 
@@ -277,8 +281,8 @@ def test_what_cannot_be_compared_is_refused_in_one_line() -> None:
         compare([run, make_run("noside", {"small": [0.5]})])
     with pytest.raises(UserError, match="at least one run"):
         compare([])
-    with pytest.raises(UserError, match="unknown kind 'device'"):
-        write_report([run], Path("unused"), kind="device")
+    with pytest.raises(UserError, match="unknown owner 'device'"):
+        write_report([run], Path("unused"), owner="device")
 
 
 def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
@@ -297,28 +301,28 @@ def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
         "noside": [0, 1],
         "noside (lr=0.2)": [0, 1],
     }
-    table = cost_table(comparison, choose_targets(comparison, {"simple": [80.0]}), "devices", ROUNDS)
-    # A method's own variants are nothing that it gains over.
+    table = make_cost_table(comparison, choose_targets(comparison, {"simple": [80.0]}), "devices", ROUNDS)
+    # There is no gain over a method's own variants.
     assert table.columns == ("Accuracy", "noside (n = 2)", "noside (lr=0.2) (n = 2)")
     assert table.groups[0].rows[0][1:] == ("5.0 ± 1.4", "2.5 ± 0.7")
-    told = [text for text in warnings(comparison) if not text.startswith("Unfinished")]
+    told = [text for text in list_warnings(comparison) if not text.startswith("Unfinished")]
     assert told == [
         "Variants of noside, named by what they change; noside itself has training.lr = 0.1.",
         "The runs differ in more than method and seed: rounds is 10 or 20.",
     ]
-    # The hero's are its own, and another method's settings are still warned of.
+    # Variants are found within each method, and differences between methods are still reported.
     with_hero = compare([*runs, variant({1: 0.8}, method="fedhen", training={"lr": 0.3, "clip": 5.0})])
     assert with_hero.methods == ("fedhen", "noside", "noside (lr=0.2)")
     assert with_hero.others == with_hero.methods[1:]
-    said = "\n".join(warnings(with_hero))
+    said = "\n".join(list_warnings(with_hero))
     assert "training.clip is 5.0 or 10.0" in said and "training.lr is 0.3 or 0.1." in said
-    table = cost_table(with_hero, choose_targets(with_hero, {"simple": [80.0]}), "devices", ROUNDS)
+    table = make_cost_table(with_hero, choose_targets(with_hero, {"simple": [80.0]}), "devices", ROUNDS)
     assert table.columns[-1] == "Gain" and table.groups[0].rows[0][-1] == "2.5×"
 
 
 LISTS = ({"model": {"widths": [8, 8, 16, 16]}}, {"model": {"widths": [4, 4, 8, 8]}})
 VARIANTS: list[tuple[Sequence[dict[str, Any]], Sequence[str]]] = [
-    # How a run was played counts where nothing else differs.
+    # The way of execution counts only if nothing else differs.
     (({"runtime": {"precision": "bf16"}}, {"runtime": {"precision": "fp32"}}), ("mine", "mine (precision=fp32)")),
     (
         (
@@ -335,7 +339,7 @@ VARIANTS: list[tuple[Sequence[dict[str, Any]], Sequence[str]]] = [
         ),
         ("mine", "mine (groups=4)"),
     ),
-    # Settings of one name are told apart by their sections.
+    # Settings with the same last name keep their section.
     (({"training": {"batch_size": 8}}, {"training": {"batch_size": 9}}), ("mine", "mine (training.batch_size=9)")),
     # A table of free names is one setting, and may be empty.
     (
@@ -343,9 +347,9 @@ VARIANTS: list[tuple[Sequence[dict[str, Any]], Sequence[str]]] = [
         ("mine", "mine (exit_weights={simple=0.5})"),
     ),
     (LISTS, ("mine", "mine (widths=[4, 4, 8, 8])")),
-    # What an older run does not know of is at its default.
+    # A setting that an older run lacks has its default.
     (({"model": {"groups": 2}}, {"model": {"groups": 4}, "training": {"lr_warmup": 0}}), ("mine", "mine (groups=4)")),
-    # The one nearest to the recipe has the plain name, wherever it stands.
+    # The variant nearest to the recipe has the plain name, whatever the order.
     (({"recipe": "digits", "model": {"groups": 4}}, {"recipe": "digits"}), ("mine", "mine (groups=4)")),
 ]
 
@@ -366,11 +370,11 @@ def test_differing_settings_and_unfinished_runs_are_warned_of() -> None:
         make_run("fedhen", {"simple": [0.5]}, training={"lr": 0.1, "epochs": 5}),
         make_run("noside", {"simple": [0.5]}, planned=9, training={"lr": 0.2, "epochs": 5}),
     ]
-    said = "\n".join(warnings(compare(runs)))
+    said = "\n".join(list_warnings(compare(runs)))
     assert "noside, seed 0 (noside-0), 1 of 9 rounds" in said
     assert "training.lr is 0.1 or 0.2" in said
     assert "epochs" not in said
-    assert warnings(compare(runs[:1])) == []
+    assert list_warnings(compare(runs[:1])) == []
 
 
 def test_curves_have_the_mean_and_the_range_of_the_seeds() -> None:
@@ -379,17 +383,17 @@ def test_curves_have_the_mean_and_the_range_of_the_seeds() -> None:
         make_run("fedhen", {"simple": [0.4, 0.5]}, seed=1, planned=3),
         make_run("fedhen", {"simple": []}, seed=2, planned=3),
     ]
-    drawn = line(runs, "simple", "devices", BYTES.spent)
-    assert drawn.spent == [2_000_000, 4_000_000]  # round 3 is one seed's alone
+    drawn = average_curves(runs, "simple", "devices", BYTES.spent)
+    assert drawn.spent == [2_000_000, 4_000_000]  # only one seed has round 3
     assert drawn.mean == pytest.approx([30, 45])
     assert (drawn.low, drawn.high) == ([20, 40], [40, 50])
 
 
 def test_a_method_looks_the_same_everywhere_and_unlike_the_others() -> None:
     names = ["fedhen", "noside", "decouple", "fedprox", "scaffold", "feddyn", "heterofl"]
-    everything = looks(names)
-    assert looks(["noside"])["noside"] == looks(["scaffold", "noside"])["noside"] == everything["noside"]
-    assert looks(names[::-1]) == everything
+    everything = choose_looks(names)
+    assert choose_looks(["noside"])["noside"] == choose_looks(["scaffold", "noside"])["noside"] == everything["noside"]
+    assert choose_looks(names[::-1]) == everything
     assert len(set(everything.values())) == len(names)
     for one, two in combinations(names, 2):
         assert not set(map(str, everything[one])) & set(map(str, everything[two])), (one, two)
@@ -526,7 +530,7 @@ def test_a_report_before_any_evaluation_does_not_fail(tmp_path: Path) -> None:
 
 
 def test_a_report_on_the_servers_model_says_so(tmp_path: Path) -> None:
-    report = write_report(three_methods(), tmp_path, kind="server", targets={"simple": [50], "complex": [60]})
+    report = write_report(three_methods(), tmp_path, owner="server", targets={"simple": [50], "complex": [60]})
     assert "Rounds to target (server model)" in report.text
     assert "50.0 %" in report.text
 
@@ -549,7 +553,7 @@ def test_reports_need_no_torch_and_the_tables_no_matplotlib() -> None:
 
 
 def test_a_method_without_a_tier_is_compared_where_it_can_be(tmp_path: Path) -> None:
-    """FedAvg's devices all have the complex model: its simple cells are dashes, its curve is no missing evaluation."""
+    """FedAvg's devices all have the complex model: its simple cells are dashes, not missing evaluations."""
     both = {"simple": [0.5, 0.9], "complex": [0.4, 0.9]}
     fedavg = make_run("fedavg", {"complex": [0.9, 0.95]})
     runs = [make_run("fedhen", both), make_run("noside", both), fedavg]

@@ -1,1 +1,1 @@
-"""The paper's tables and figures, beside the paper's own values."""
+"""The paper's tables and figures from our runs, compared with the paper's values."""

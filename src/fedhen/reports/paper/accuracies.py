@@ -1,13 +1,13 @@
-"""The best accuracies of the paper's experiments, with what its text says of them, beside the centralised ones."""
+"""The best accuracies of the paper's experiments, compared with its text and with centralised training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from fedhen.reports.costs import Outcome, spread
+from fedhen.reports.costs import Outcome, format_spread
 from fedhen.reports.paper.centralised import reference_percents
-from fedhen.reports.paper.runs import NOT_RUN, Found, unfinished
+from fedhen.reports.paper.selection import NOT_RUN, Selection, format_unfinished
 from fedhen.reports.paper.tables import HERO
 from fedhen.reports.paper.values import (
     BEST_PERCENT,
@@ -21,23 +21,26 @@ from fedhen.reports.paper.values import (
     Split,
 )
 from fedhen.reports.rendering import Group, Table
-from fedhen.reports.tables import SCORED, SEEDS
-from fedhen.reports.targets import percent
+from fedhen.reports.tables import OWNER_NAMES, SEEDS
+from fedhen.reports.targets import to_percent
 from fedhen.runs.reader import Run
 
 
-def accuracy_table(found: Found, kind: str) -> Table:
-    """By tier, data set and split, the best of each method, FedHeN's lead, and the same model trained in one place."""
+def make_accuracy_table(selection: Selection, owner: str) -> Table:
+    """Makes a table of each method's best accuracy, FedHeN's lead, and the accuracy of centralised training."""
     title = "Best accuracy in percent, ours (the paper’s)"
     meaning = (
-        f"The highest test accuracy in percent of a tier’s model ({SCORED[kind]}). Lead is {HERO}’s over the "
+        f"The highest test accuracy in percent of a tier’s model ({OWNER_NAMES[owner]}). Lead is {HERO}’s over the "
         "best other method’s, in points. Centralised: after the last epoch on all training images."
     )
     groups = [
-        Group(f"{tier} model", tuple(_row(found, kind, tier, data, split) for data in DATA_SETS for split in SPLITS))
+        Group(
+            f"{tier} model",
+            tuple(_make_row(selection, owner, tier, data, split) for data in DATA_SETS for split in SPLITS),
+        )
         for tier in TIERS
     ]
-    several = [f"{SEEDS}."] if any(len(runs) > 1 for runs in found.federated.values()) else []
+    several = [f"{SEEDS}."] if any(len(runs) > 1 for runs in selection.federated.values()) else []
     return Table(
         name="accuracies",
         title=title,
@@ -51,42 +54,49 @@ def accuracy_table(found: Found, kind: str) -> Table:
     )
 
 
-def _row(found: Found, kind: str, tier: str, data: str, split: Split) -> tuple[str, ...]:
+def _make_row(selection: Selection, owner: str, tier: str, data: str, split: Split) -> tuple[str, ...]:
     recipe = split.recipes[data]
-    runs = {method: found.federated[recipe, method] for method in METHODS}
-    best = {method: _best(each, tier, kind) for method, each in runs.items()}
-    cells = [_cell(runs[method], best[method]) for method in METHODS]
-    cells[0] += _said(BEST_PERCENT.get((recipe, tier)))
-    central, _ = reference_percents(found, (data, tier, 1.0))
-    yardstick = (spread(central, decimals=2) if central else NOT_RUN) + _said(CENTRALISED_PERCENT[data, tier, 1.0])
-    return (DATA_SETS[data], split.name, *cells, _lead(best) + _said(LEAD.get((recipe, tier))), yardstick)
+    runs = {method: selection.federated[recipe, method] for method in METHODS}
+    best = {method: _best_percents(each, tier, owner) for method, each in runs.items()}
+    cells = [_format_cell(runs[method], best[method]) for method in METHODS]
+    cells[0] += _format_printed(BEST_PERCENT.get((recipe, tier)))
+    central, _ = reference_percents(selection, (data, tier, 1.0))
+    yardstick = (format_spread(central, decimals=2) if central else NOT_RUN) + _format_printed(
+        CENTRALISED_PERCENT[data, tier, 1.0]
+    )
+    return (
+        DATA_SETS[data],
+        split.name,
+        *cells,
+        _format_lead(best) + _format_printed(LEAD.get((recipe, tier))),
+        yardstick,
+    )
 
 
-def _best(runs: Sequence[Run], tier: str, kind: str) -> list[float]:
-    """Of each run; nothing unless all are finished and whole."""
+def _best_percents(runs: Sequence[Run], tier: str, owner: str) -> list[float]:
+    """Returns the best accuracy of each run; empty unless all are finished and undamaged."""
     if any(run.summary is None or run.damage for run in runs):
         return []
-    curves = [run.curve(tier, kind) for run in runs]
-    return [max(percent(accuracy) for _, accuracy in curve) for curve in curves if curve]
+    curves = [run.curve(tier, owner) for run in runs]
+    return [max(to_percent(accuracy) for _, accuracy in curve) for curve in curves if curve]
 
 
-def _cell(runs: Sequence[Run], best: Sequence[float]) -> str:
+def _format_cell(runs: Sequence[Run], best: Sequence[float]) -> str:
     if not runs:
         return NOT_RUN
     waiting = [run for run in runs if run.summary is None]
     if waiting:
-        return unfinished(waiting[0])
-    # The best round may be among those that are lost.
-    return str(Outcome.DAMAGED) if any(run.damage for run in runs) else spread(best, decimals=2)
+        return format_unfinished(waiting[0])
+    # The best round may be among the lost ones.
+    return str(Outcome.DAMAGED) if any(run.damage for run in runs) else format_spread(best, decimals=2)
 
 
-def _lead(best: Mapping[str, Sequence[float]]) -> str:
+def _format_lead(best: Mapping[str, Sequence[float]]) -> str:
     if not all(best.values()):
         return "–"
     hero, *others = (mean(each) for each in best.values())
     return f"{hero - max(others):.1f}"
 
 
-def _said(value: float | str | None) -> str:
-    """The paper's, behind ours."""
+def _format_printed(value: float | str | None) -> str:
     return "" if value is None else f" ({value})" if isinstance(value, str) else f" ({value:g})"

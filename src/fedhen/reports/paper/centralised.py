@@ -1,22 +1,22 @@
-"""The paper's yardsticks: the same models trained in one place, our accuracies beside its own."""
+"""The paper's centralised references: the same models trained in one place."""
 
 from __future__ import annotations
 
-from fedhen.reports.costs import spread
-from fedhen.reports.paper.runs import NOT_RUN, Found, amount, unfinished
+from fedhen.reports.costs import format_spread
+from fedhen.reports.paper.selection import NOT_RUN, Selection, format_fraction, format_unfinished
 from fedhen.reports.paper.values import CENTRALISED_PERCENT, CITATION, DATA_SETS, TIERS, Reference
 from fedhen.reports.rendering import Group, Table
 from fedhen.reports.tables import SEEDS
-from fedhen.reports.targets import percent
+from fedhen.reports.targets import to_percent
 
 
-def centralised_table(found: Found) -> Table:
-    """The paper's yardsticks: the accuracy of each tier's model trained in one place, on all of the data or on half."""
+def make_centralised_table(selection: Selection) -> Table:
+    """Makes a table of the accuracy of each tier's model trained on all of the data, or on half, in one place."""
     groups = []
     for tier in TIERS:
         places = [place for place in CENTRALISED_PERCENT if place[1] == tier]
-        groups.append(Group(f"{tier} model", tuple(_reference_row(found, place) for place in places)))
-    counts = sorted({len(runs) for runs in found.centralised.values()} - {0})
+        groups.append(Group(f"{tier} model", tuple(_make_row(selection, place) for place in places)))
+    counts = sorted({len(runs) for runs in selection.centralised.values()} - {0})
     several = [f"{SEEDS}, n = {' or '.join(map(str, counts))}."] if counts and counts[-1] > 1 else []
     title = "Centralised training: test accuracy, ours (the paper’s)"
     meaning = (
@@ -35,17 +35,17 @@ def centralised_table(found: Found) -> Table:
     )
 
 
-def _reference_row(found: Found, place: Reference) -> tuple[str, ...]:
+def _make_row(selection: Selection, place: Reference) -> tuple[str, ...]:
     data, _, fraction = place
-    final, best = reference_percents(found, place)
-    waiting = [unfinished(run) for run in found.centralised[place]] or [NOT_RUN]
+    final, best = reference_percents(selection, place)
+    waiting = [format_unfinished(run) for run in selection.centralised[place]] or [NOT_RUN]
     printed = f"({CENTRALISED_PERCENT[place]:g})"
-    own = spread(final, decimals=2) if final else waiting[0]
-    return (DATA_SETS[data], amount(fraction), f"{own} {printed}", spread(best, decimals=2))
+    own = format_spread(final, decimals=2) if final else waiting[0]
+    return (DATA_SETS[data], format_fraction(fraction), f"{own} {printed}", format_spread(best, decimals=2))
 
 
-def reference_percents(found: Found, place: Reference) -> tuple[list[float], list[float]]:
-    """The last and the best accuracy of each finished run of a centralised reference."""
-    runs = (run for run in found.centralised[place] if run.summary is not None)
-    curves = [[percent(accuracy) for _, accuracy in run.curve(place[1], "server")] for run in runs]
+def reference_percents(selection: Selection, place: Reference) -> tuple[list[float], list[float]]:
+    """Returns the final and the best accuracy of each finished run of a centralised reference."""
+    runs = (run for run in selection.centralised[place] if run.summary is not None)
+    curves = [[to_percent(accuracy) for _, accuracy in run.curve(place[1], "server")] for run in runs]
     return [curve[-1] for curve in curves if curve], [max(curve) for curve in curves if curve]

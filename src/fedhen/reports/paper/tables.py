@@ -1,4 +1,4 @@
-"""The paper's tables with its values beside ours, and the same layout for what it does not count."""
+"""The paper's tables with its values next to ours, and further tables in the same layout."""
 
 from __future__ import annotations
 
@@ -7,80 +7,90 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from fedhen.reports.comparison import compare
-from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Goal, Measure, Show, cell, cost, gain
-from fedhen.reports.paper.runs import NOT_RUN, Found, unfinished
+from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Format, Goal, Measure, format_costs, gain, measure_cost
+from fedhen.reports.paper.selection import NOT_RUN, Selection, format_unfinished
 from fedhen.reports.paper.values import CITATION, DATA_SETS, METHODS, ROUNDS_TO_TARGET, SPLITS, TIERS, Split
 from fedhen.reports.rendering import Group, Table
-from fedhen.reports.tables import AUTO_RULE, GAIN, LOWER_BOUND, SCORED, SEEDS_TO_TARGET, outcome_table, resolution
-from fedhen.reports.targets import auto_targets, show_percent
+from fedhen.reports.tables import (
+    AUTO_RULE,
+    GAIN,
+    LOWER_BOUND,
+    OWNER_NAMES,
+    SEEDS_TO_TARGET,
+    make_outcome_table,
+    note_interval,
+)
+from fedhen.reports.targets import auto_targets, format_percent
 from fedhen.runs.layout import MODEL_OWNERS
 from fedhen.runs.reader import Run
 
-FLEET = "50 simple and 50 complex devices, 10 of them active a round"
+POPULATION = "50 simple and 50 complex devices, 10 of them active a round"
 HERO = next(iter(METHODS.values()))
 
 Aim = tuple[float, tuple[str, ...]]
-"""A target, and what the paper prints for each method and for the gain there, if anything."""
+"""A target, and the paper's cells for each method and for the gain, if it has any."""
 Aims = Callable[[str, str], Sequence[Aim]]
-"""The targets of a recipe and a tier."""
+"""(recipe, tier) -> targets."""
 
 
 @dataclass(frozen=True)
 class View:
-    """The runs of one split, and what is measured on whose model."""
+    """The runs of one split, whose models are reported, and the measure."""
 
-    found: Found
+    selection: Selection
     split: Split
-    kind: str
+    owner: str
     measure: Measure = ROUNDS
 
     @property
     def runs(self) -> list[Run]:
-        """All runs of the split."""
-        return list(chain.from_iterable(map(self.found.of_recipe, self.split.recipes.values())))
+        return list(chain.from_iterable(map(self.selection.of_recipe, self.split.recipes.values())))
 
     @property
     def complete(self) -> dict[str, str]:
-        """The recipes of the data sets where every method's runs are finished."""
+        """Data set -> recipe, for those whose runs of every method are finished."""
         return {data: recipe for data, recipe in self.split.recipes.items() if self._finished(recipe)}
 
     def _finished(self, recipe: str) -> bool:
-        cells = [self.found.federated[recipe, method] for method in METHODS]
+        cells = [self.selection.federated[recipe, method] for method in METHODS]
         return all(cells) and all(run.summary is not None for run in chain.from_iterable(cells))
 
 
-def paper_tables(found: Found, kind: str) -> list[Table]:
-    """Tables 1 and 2: the paper's value in parentheses beside ours in every cell."""
-    return [_paper_table(View(found, split, kind)) for split in SPLITS]
+def make_paper_tables(selection: Selection, owner: str) -> list[Table]:
+    """Makes Tables 1 and 2. Each cell has our value, and the paper's in parentheses."""
+    return [_make_paper_table(View(selection, split, owner)) for split in SPLITS]
 
 
-def further_tables(found: Found, kind: str) -> list[Table]:
-    """What the runs tell beyond the paper: rounds to targets by its own rule, and bytes to its targets."""
-    views = [View(found, split, kind) for split in SPLITS]
-    own = [_auto_table(view) for view in views if view.complete]
+def make_further_tables(selection: Selection, owner: str) -> list[Table]:
+    """Makes what the paper does not print: rounds to targets by its rule on our runs, and bytes to its targets."""
+    views = [View(selection, split, owner) for split in SPLITS]
+    own = [_make_auto_table(view) for view in views if view.complete]
     return own + [
-        _bytes_table(replace(view, measure=measure)) for view in views if view.runs for measure in (BYTES, OWN_BYTES)
+        _make_bytes_table(replace(view, measure=measure))
+        for view in views
+        if view.runs
+        for measure in (BYTES, OWN_BYTES)
     ]
 
 
-def _paper_table(view: View) -> Table:
+def _make_paper_table(view: View) -> Table:
     split = view.split
     meaning = (
-        f"Rounds until a tier’s model ({SCORED[view.kind]}) first scored the accuracy, or more, on the test set. Each "
-        f"cell: our value, and in parentheses the paper’s. {_gain_meaning(view)}"
+        f"Rounds until a tier’s model ({OWNER_NAMES[view.owner]}) first scored the accuracy, or more, on the test set. "
+        f"Each cell: our value, and in parentheses the paper’s. {_gain_meaning(view)}"
     )
-    return _table(
+    return _make_table(
         view,
-        _printed,
+        _list_printed_targets,
         name=f"table-{split.table}",
         title=f"Table {split.table}. {split.heading}: rounds to target, ours (the paper’s)",
         meaning=meaning,
-        caption=f"{split.heading}, {FLEET}. {meaning}",
-        notes=[f"In parentheses: Table {split.table} of {CITATION}{_reported(view.kind)}."],
+        caption=f"{split.heading}, {POPULATION}. {meaning}",
+        notes=[f"In parentheses: Table {split.table} of {CITATION}{_note_owner(view.owner)}."],
     )
 
 
-def _auto_table(view: View) -> Table:
+def _make_auto_table(view: View) -> Table:
     split = view.split
     whole = replace(view, split=replace(split, recipes=view.complete))
     absent = [DATA_SETS[data] for data in split.recipes if data not in view.complete]
@@ -89,9 +99,9 @@ def _auto_table(view: View) -> Table:
         f"The paper’s targets follow a rule: {AUTO_RULE}. Here it is applied to our runs. Where every method passes "
         f"the paper’s targets early, these tell more. {_gain_meaning(view)}"
     )
-    return _table(
+    return _make_table(
         whole,
-        lambda recipe, tier: [(each, ()) for each in auto_targets(view.found.of_recipe(recipe), tier, view.kind)],
+        lambda recipe, tier: [(each, ()) for each in auto_targets(view.selection.of_recipe(recipe), tier, view.owner)],
         name=f"table-{split.table}-auto",
         title=f"Table {split.table}, auto targets. {title}",
         meaning=meaning,
@@ -100,13 +110,13 @@ def _auto_table(view: View) -> Table:
     )
 
 
-def _bytes_table(view: View) -> Table:
+def _make_bytes_table(view: View) -> Table:
     split = view.split
     title = f"{split.heading}: {view.measure.noun} to target"
     meaning = f"{view.measure.meaning} The paper counts none. {_gain_meaning(view)}"
-    return _table(
+    return _make_table(
         view,
-        lambda recipe, tier: [(target, ()) for target, _ in _printed(recipe, tier)],
+        lambda recipe, tier: [(target, ()) for target, _ in _list_printed_targets(recipe, tier)],
         name=f"table-{split.table}-{view.measure.name}",
         title=f"Table {split.table} in bytes. {title}",
         meaning=meaning,
@@ -115,31 +125,31 @@ def _bytes_table(view: View) -> Table:
     )
 
 
-def _reported(kind: str) -> str:
-    """What the paper's values are of, where ours are of something else."""
-    return "" if kind == MODEL_OWNERS[0] else f", of the {SCORED[MODEL_OWNERS[0]]}"
+def _note_owner(owner: str) -> str:
+    return "" if owner == MODEL_OWNERS[0] else f", of the {OWNER_NAMES[MODEL_OWNERS[0]]}"
 
 
 def _gain_meaning(view: View) -> str:
     return f"Gain is the best other method’s {view.measure.unit} divided by {HERO}’s."
 
 
-def _printed(recipe: str, tier: str) -> list[Aim]:
+def _list_printed_targets(recipe: str, tier: str) -> list[Aim]:
     rows = ROUNDS_TO_TARGET[recipe][tier]
     return [(row.percent, (*map(str, row.rounds.values()), f"{row.gain}×")) for row in rows]
 
 
-def _table(view: View, aims: Aims, *, name: str, title: str, meaning: str, caption: str, notes: Sequence[str]) -> Table:
-    """By tier and data set, a row a target, in the paper's layout."""
+def _make_table(
+    view: View, aims: Aims, *, name: str, title: str, meaning: str, caption: str, notes: Sequence[str]
+) -> Table:
     groups = []
     for tier in TIERS:
         places = [(data, recipe, aim) for data, recipe in view.split.recipes.items() for aim in aims(recipe, tier)]
-        rows = tuple((DATA_SETS[data], *_row(view, recipe, tier, aim)) for data, recipe, aim in places)
+        rows = tuple((DATA_SETS[data], *_make_row(view, recipe, tier, aim)) for data, recipe, aim in places)
         groups.append(Group(f"{tier} model", rows))
     return Table(
         name=name,
         title=title,
-        columns=("Dataset", "Accuracy", *(_heading(view, method) for method in METHODS), GAIN),
+        columns=("Dataset", "Accuracy", *(_format_heading(view, method) for method in METHODS), GAIN),
         groups=tuple(groups),
         meaning=meaning,
         notes=(*notes, *_reading_notes(view, groups)),
@@ -149,38 +159,37 @@ def _table(view: View, aims: Aims, *, name: str, title: str, meaning: str, capti
     )
 
 
-def _row(view: View, recipe: str, tier: str, aim: Aim) -> tuple[str, ...]:
+def _make_row(view: View, recipe: str, tier: str, aim: Aim) -> tuple[str, ...]:
     target, printed = aim
-    runs = [view.found.federated[recipe, method] for method in METHODS]
-    costs = [[cost(run, Goal(tier, target, view.kind), view.measure.spent) for run in each] for each in runs]
-    show = view.measure.scale([each.amount for each in chain.from_iterable(costs) if each.exact])
-    ours = [_cell(*each, show) for each in zip(runs, costs, strict=True)]
+    runs = [view.selection.federated[recipe, method] for method in METHODS]
+    costs = [[measure_cost(run, Goal(tier, target, view.owner), view.measure.spent) for run in each] for each in runs]
+    show = view.measure.choose_format([each.amount for each in chain.from_iterable(costs) if each.exact])
+    ours = [_format_cell(*each, show) for each in zip(runs, costs, strict=True)]
     hero, *baselines = costs
     ours.append(gain(hero, baselines) if all(runs) else "–" if any(runs) else NOT_RUN)
-    beside = [f"{own} ({its})" for own, its in zip(ours, printed, strict=True)] if printed else ours
-    return (show_percent(target), *beside)
+    cells = [f"{own} ({its})" for own, its in zip(ours, printed, strict=True)] if printed else ours
+    return (format_percent(target), *cells)
 
 
-def _cell(runs: Sequence[Run], costs: Sequence[Cost], show: Show) -> str:
+def _format_cell(runs: Sequence[Run], costs: Sequence[Cost], show: Format) -> str:
     if not runs:
         return NOT_RUN
     alone = len(runs) == 1 and not costs[0].exact
-    return unfinished(runs[0]) if alone and runs[0].summary is None else cell(costs, show)
+    return format_unfinished(runs[0]) if alone and runs[0].summary is None else format_costs(costs, show)
 
 
-def _heading(view: View, method: str) -> str:
-    """A method's name, with its number of runs where that is not one for all."""
-    counts = {m: {len(view.found.federated[r, m]) for r in view.split.recipes.values()} - {0} for m in METHODS}
+def _format_heading(view: View, method: str) -> str:
+    # With the number of runs, if any method has several.
+    counts = {m: {len(view.selection.federated[r, m]) for r in view.split.recipes.values()} - {0} for m in METHODS}
     several = max(chain.from_iterable(counts.values()), default=1) > 1
     own = " or ".join(map(str, sorted(counts[method])))
     return f"{METHODS[method]} (n = {own})" if several and own else METHODS[method]
 
 
 def _reading_notes(view: View, groups: Sequence[Group]) -> list[str]:
-    """Only what this table needs to be read rightly."""
     gains = [row[-1] for group in groups for row in group.rows]
-    notes = resolution(view.runs)
-    if any("n = " in _heading(view, method) for method in METHODS):
+    notes = note_interval(view.runs)
+    if any("n = " in _format_heading(view, method) for method in METHODS):
         notes.append(SEEDS_TO_TARGET)
     if any(text.startswith(">") for text in gains):
         notes.append(LOWER_BOUND)
@@ -189,12 +198,12 @@ def _reading_notes(view: View, groups: Sequence[Group]) -> list[str]:
     return notes
 
 
-def outcome_tables(found: Found) -> list[Table]:
-    """How the runs of each recipe ended."""
+def make_outcome_tables(selection: Selection) -> list[Table]:
+    """Makes a table of the outcome of the runs of each recipe."""
     tables = []
     for recipe in ROUNDS_TO_TARGET:
-        if runs := found.of_recipe(recipe):
-            table = outcome_table(compare(runs))
+        if runs := selection.of_recipe(recipe):
+            table = make_outcome_table(compare(runs))
             title = f"{recipe}: {table.title[0].lower()}{table.title[1:]}"
             tables.append(replace(table, name=f"outcome-{recipe}", title=title))
     return tables

@@ -1,7 +1,7 @@
-"""Every number that the paper prints: its two tables and the accuracies in its text.
+"""The numbers that the paper prints: its two tables and the accuracies in its text.
 
-D. A. E. Acar and V. Saligrama, FedHeN: Federated Learning in Heterogeneous Networks, 2022. It gives one number a cell,
-with neither seeds nor deviations.
+D. A. E. Acar and V. Saligrama, FedHeN: Federated Learning in Heterogeneous Networks, 2022. It has one number per cell,
+without seeds or deviations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 CITATION = "D. A. E. Acar and V. Saligrama, FedHeN: Federated Learning in Heterogeneous Networks, 2022"
 METHODS: Mapping[str, str] = {"fedhen": "FedHeN", "decouple": "Decouple", "noside": "NoSide"}
-"""The paper's methods in the order of its columns, and their names there."""
+"""The paper's methods -> their names there, in the order of its columns."""
 DATA_SETS: Mapping[str, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 TIERS = ("simple", "complex")
 """Shallowest first, the order of the tables and of the figures' panels."""
@@ -19,7 +19,7 @@ TIERS = ("simple", "complex")
 
 @dataclass(frozen=True)
 class Split:
-    """How the data is dealt: a table of the paper, and the recipe of each data set in it."""
+    """A split of the data: the number of its table in the paper, and the recipe of each data set."""
 
     table: int
     name: str
@@ -27,7 +27,6 @@ class Split:
 
     @property
     def heading(self) -> str:
-        """As the beginning of a title."""
         return f"{self.name[0].upper()}{self.name[1:]} split"
 
 
@@ -38,42 +37,41 @@ SPLITS = (IID, NON_IID)
 
 @dataclass(frozen=True)
 class Row:
-    """A row of Table 1 or 2: the target, the rounds of each method to it, and FedHeN's gain."""
+    """A row of Table 1 or 2: the target, each method's rounds to it, and FedHeN's gain."""
 
     percent: float
     rounds: Mapping[str, int]
     gain: float
 
 
-def _row(percent: float, fedhen: int, decouple: int, noside: int, gain: float) -> Row:
-    """A row as the paper prints it, from left to right."""
+def _make_row(percent: float, fedhen: int, decouple: int, noside: int, gain: float) -> Row:
     return Row(percent, {"fedhen": fedhen, "decouple": decouple, "noside": noside}, gain)
 
 
 ROUNDS_TO_TARGET: Mapping[str, Mapping[str, tuple[Row, ...]]] = {
     "cifar10-iid": {  # Table 1
-        "simple": (_row(84.4, 289, 943, 805, 2.8), _row(83.4, 249, 731, 669, 2.7)),
-        "complex": (_row(88.5, 649, 991, 941, 1.4), _row(87.5, 456, 739, 669, 1.5)),
+        "simple": (_make_row(84.4, 289, 943, 805, 2.8), _make_row(83.4, 249, 731, 669, 2.7)),
+        "complex": (_make_row(88.5, 649, 991, 941, 1.4), _make_row(87.5, 456, 739, 669, 1.5)),
     },
     "cifar100-iid": {
-        "simple": (_row(46.4, 296, 864, 984, 2.9), _row(45.4, 250, 588, 807, 2.4)),
-        "complex": (_row(46.8, 468, 963, 614, 1.3), _row(45.8, 376, 752, 472, 1.3)),
+        "simple": (_make_row(46.4, 296, 864, 984, 2.9), _make_row(45.4, 250, 588, 807, 2.4)),
+        "complex": (_make_row(46.8, 468, 963, 614, 1.3), _make_row(45.8, 376, 752, 472, 1.3)),
     },
     "cifar10-noniid": {  # Table 2
-        "simple": (_row(79.4, 295, 986, 810, 2.7), _row(78.4, 256, 816, 676, 2.6)),
-        "complex": (_row(84.2, 596, 1000, 857, 1.4), _row(83.2, 519, 887, 751, 1.4)),
+        "simple": (_make_row(79.4, 295, 986, 810, 2.7), _make_row(78.4, 256, 816, 676, 2.6)),
+        "complex": (_make_row(84.2, 596, 1000, 857, 1.4), _make_row(83.2, 519, 887, 751, 1.4)),
     },
     "cifar100-noniid": {
-        "simple": (_row(43.8, 278, 978, 914, 3.3), _row(42.8, 239, 813, 762, 3.2)),
-        "complex": (_row(44.8, 450, 997, 498, 1.1), _row(43.8, 372, 754, 456, 1.2)),
+        "simple": (_make_row(43.8, 278, 978, 914, 3.3), _make_row(42.8, 239, 813, 762, 3.2)),
+        "complex": (_make_row(44.8, 450, 997, 498, 1.1), _make_row(43.8, 372, 754, 456, 1.2)),
     },
 }
 """Recipe -> tier -> rows, the upper target first."""
 
 BEST_PERCENT: Mapping[tuple[str, str], float] = {("cifar10-iid", "simple"): 88.6, ("cifar10-iid", "complex"): 89.6}
-"""Recipe and tier -> FedHeN's accuracy within 1000 rounds, where the text names it."""
+"""(recipe, tier) -> FedHeN's accuracy within 1000 rounds, if the text names it."""
 LEAD: Mapping[tuple[str, str], str] = {("cifar10-iid", "complex"): "> 1"}
-"""Recipe and tier -> by how many points it is above the other methods, where the text says so."""
+"""(recipe, tier) -> FedHeN's lead over the other methods in points, if the text names it."""
 
 Reference = tuple[str, str, float]
 """A data set, a tier, and the share of the training images that is centralised."""
@@ -88,4 +86,4 @@ CENTRALISED_PERCENT: Mapping[Reference, float] = {  # Section "Experiments", par
     ("cifar100", "simple", 1.0): 63.2,
     ("cifar100", "simple", 0.5): 55.7,
 }
-"""Test accuracy in percent where one machine holds all images, or half of them as 50 devices do."""
+"""Test accuracy in percent if one machine holds all images, or half of them as 50 devices do."""
