@@ -23,8 +23,9 @@ from fedhen.errors import UserError
 from fedhen.reports import write_report
 from fedhen.runs.reader import read_run
 from fedhen.runs.writer import read_whole_lines
-from support.cli import NARROW, TINY, refused
+from support.cli import refused
 from support.report_fixtures import make_run, write_folder
+from support.tiny import TINY_OPTIONS
 
 CURVES = {"simple": [0.1, 0.5, 0.6, 0.7], "complex": [0.2, 0.4, 0.6, 0.8]}
 
@@ -195,7 +196,7 @@ def test_any_change_of_any_byte_is_one_line_or_a_report(data: st.DataObject) -> 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "run"
-    assert main(["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out", str(folder)]) == 0
+    assert main(["run", "digits", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--out", str(folder)]) == 0
     return folder
 
 

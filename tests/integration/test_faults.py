@@ -22,8 +22,8 @@ from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 from fedhen.hardware.memory import OUT_OF_MEMORY
 from fedhen.runs.reader import read_run
-from support.cli import NARROW, TINY
 from support.families import came_back, texts, two_exits, words
+from support.tiny import TINY_OPTIONS
 
 UNKNOWN = "IndexError: index out of range in self"
 
@@ -193,7 +193,7 @@ def test_the_command_line_stops_with_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(METHOD)
-    code = main(["run", "digits", "--method", "./mine.py:MINE", *TINY, *NARROW, "--out", "run"])
+    code = main(["run", "digits", "--method", "./mine.py:MINE", *TINY_OPTIONS, "--quiet", "--out", "run"])
     told, last = capsys.readouterr().err.splitlines()
     assert code == 2 and "ValueError: labels make me nervous" in told
     assert last.startswith("fedhen: no device came back from rounds 1 to 3: device ")

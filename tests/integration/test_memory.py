@@ -31,6 +31,7 @@ from fedhen.hardware.memory import free_memory
 from fedhen.params import Weights, is_finite, pack, unpack
 from fedhen.runs.reader import read_run
 from support.families import two_exits
+from support.tiny import TINY_OPTIONS
 
 CPU = torch.device("cpu")
 
@@ -319,7 +320,7 @@ def test_the_largest_numbers_are_finite_and_bad_ones_are_seen_beside_others(kind
 def test_every_command_works_without_the_devices_average(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from fedhen.cli import main
 
-    small = ["--set", "data.limit=60", "--set", "devices.number=4", "--set", "devices.active=2", "--rounds", "2"]
+    small = [*TINY_OPTIONS, "--rounds", "2"]
     off = ["--set", "evaluation.devices=false", "--set", "evaluation.ensemble=true"]
     one, both = tmp_path / "one", tmp_path / "both"
     assert main(["run", "digits", *small, *off, "--out", str(one)]) == 0

@@ -16,10 +16,11 @@ from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import recipe_app
 from fedhen.fleet.server import Job, play
 from support.inside import grid
+from support.tiny import TINY
 
 SMALL = [
-    *("data.limit=60", "devices.number=6", "devices.active=4", "training.epochs=1", "rounds=3"),
-    *("training.batch_size=5", "model.widths=[4, 4, 8, 8]", "evaluation.every=3", "checkpoint.rounds=1"),
+    *(*TINY, "data.limit=60", "devices.number=6", "devices.active=4", "rounds=3"),
+    *("training.batch_size=5", "evaluation.every=3", "checkpoint.rounds=1"),
     "runtime.engine=plain",
 ]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-TWO_RANKS = ["--set", "data.limit=100", "--set", "devices.number=6", "--set", "devices.active=3"]
+from support.tiny import TINY, as_options
+
+SIX_DEVICES = as_options([*TINY, "devices.number=6", "devices.active=3"])
 
 
 def torchrun(number: int, *command: str) -> list[str]:

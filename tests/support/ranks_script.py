@@ -26,6 +26,7 @@ from fedhen.distributed.communicator import RankLost
 from fedhen.errors import UserError
 from fedhen.params import Average
 from support.families import texts, two_exits, words
+from support.tiny import TINY, as_options
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -92,7 +93,7 @@ def errors(folder: Path) -> int:
     if RANK:
         # As on a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    small = ["--set", "devices.number=4", "--set", "devices.active=4", "--set", "data.limit=60"]
+    small = as_options([*TINY, "devices.active=4"])
     on_disk = ["--set", "runtime.rows=disk", "--set", f"runtime.rows_dir={folder}"]
     return main(["run", "digits", "--rounds", "1", "--quiet", "--out", str(folder / "none"), *small, *on_disk])
 

@@ -17,9 +17,9 @@ from fedhen.errors import UserError
 from fedhen.runs.layout import FLEET
 from fedhen.runs.reader import read_run
 from fedhen.runs.writer import explain_write_errors
-from support.cli import NARROW, TINY
+from support.tiny import TINY_OPTIONS
 
-RUN = ["run", "digits", "--rounds", "30", *TINY, *NARROW, "--out"]
+RUN = ["run", "digits", "--rounds", "30", *TINY_OPTIONS, "--quiet", "--out"]
 PAGE = 4096
 Mount = Callable[[Path, str], None]
 

@@ -20,8 +20,7 @@ from fedhen.engines.sharded import assign_to_ranks
 from fedhen.fleet.local_fleet import free_port
 from support import ranks_script
 from support.kills import wait_for
-from support.ranks import TWO_RANKS as TINY
-from support.ranks import children, ours, torchrun
+from support.ranks import SIX_DEVICES, children, ours, torchrun
 
 SCRIPT = Path(ranks_script.__file__)
 
@@ -71,8 +70,19 @@ def ours_of(text: str, local: str) -> list[str]:
 
 def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     """One rank gives the bytes of a plain run; two write one folder, show progress once and print one report."""
-    run = ["-m", "fedhen", "run", "digits", "--rounds", "2", *TINY, "--quiet", "--out"]
-    compare = ["-m", "fedhen", "compare", "digits", "--methods", "fedhen,noside", "--rounds", "2", *TINY, "--out"]
+    run = ["-m", "fedhen", "run", "digits", "--rounds", "2", *SIX_DEVICES, "--quiet", "--out"]
+    compare = [
+        "-m",
+        "fedhen",
+        "compare",
+        "digits",
+        "--methods",
+        "fedhen,noside",
+        "--rounds",
+        "2",
+        *SIX_DEVICES,
+        "--out",
+    ]
     plain, one, two = (tmp_path / name for name in ("plain", "one", "two"))
     assert main([*run[2:], str(plain)]) == 0
     done = start(torchrun(1, *run, str(one)))
@@ -104,7 +114,9 @@ def test_errors_are_told_once(tmp_path: Path) -> None:
 
 def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     """SIGKILL to the second rank in mid-run: the other says so in one line, and no process is left."""
-    command = torchrun(2, "-m", "fedhen", "run", "digits", "--rounds", "500", *TINY, "--out", str(tmp_path / "run"))
+    command = torchrun(
+        2, "-m", "fedhen", "run", "digits", "--rounds", "500", *SIX_DEVICES, "--out", str(tmp_path / "run")
+    )
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
         ExitStack() as always,

@@ -19,8 +19,8 @@ import pytest
 
 from fedhen.fileio.locks import lock_folder
 from support.kills import Forks, Started, killed, lines, same, wait_for
-from support.ranks import TWO_RANKS, children, ours, torchrun
-from support.resumable import KINDS, run
+from support.ranks import SIX_DEVICES, children, ours, torchrun
+from support.resumable import RUNS_TO_KILL, run_command
 
 SLOW = """\
 import signal, time
@@ -77,7 +77,7 @@ def test_a_run_that_is_killed_again_and_again_gives_the_same_bytes(
     kind: str, kills: int, forks: Forks, tmp_path: Path
 ) -> None:
     """While rounds are played, while a checkpoint is written, and while the process starts."""
-    command = run(120, **KINDS[kind])
+    command = run_command(120, *RUNS_TO_KILL[kind])
     whole = played(forks, command, tmp_path / "whole")
     moments = killed(forks, command, tmp_path / "cut", kills, random.Random(kills))
     assert sum(moments.values()) == kills and len(moments) >= 3
@@ -87,7 +87,7 @@ def test_a_run_that_is_killed_again_and_again_gives_the_same_bytes(
 
 def test_a_process_as_users_start_it(tmp_path: Path) -> None:
     """`python -m fedhen run`, killed, then `python -m fedhen resume`; a second process is refused meanwhile."""
-    command = [sys.executable, "-m", "fedhen", *run(100_000), "--out", str(tmp_path / "run"), "--quiet"]
+    command = [sys.executable, "-m", "fedhen", *run_command(100_000), "--out", str(tmp_path / "run"), "--quiet"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, ExitStack() as always:
         always.callback(process.kill)
         while lines(tmp_path / "run") < 5:
@@ -108,7 +108,7 @@ def test_a_process_as_users_start_it(tmp_path: Path) -> None:
 
 def test_the_first_signal_saves_the_last_whole_round(forks: Forks, tmp_path: Path) -> None:
     """By time alone there would be no checkpoint yet; a quick round is waited for."""
-    command = run(40, checkpoint__rounds="0")
+    command = run_command(40, "checkpoint.rounds=0")
     whole = played(forks, command, tmp_path / "whole")
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         folder = tmp_path / str(code)
@@ -128,7 +128,7 @@ def test_the_first_signal_saves_the_last_whole_round(forks: Forks, tmp_path: Pat
 def test_a_long_round_is_abandoned_and_leaves_no_trace(forks: Forks, tmp_path: Path) -> None:
     """Some of its devices have trained, and remember it (SCAFFOLD): that must be taken back."""
     (tmp_path / "mine.py").write_text(SLOW)
-    command = run(12, local__name="scaffold", checkpoint__rounds="0", devices__active="8")
+    command = run_command(12, "local.name=scaffold", "checkpoint.rounds=0", "devices.active=8")
     command += ["--method", f"{tmp_path / 'mine.py'}:MINE", "--set=training.batch_size=4"]
     whole = played(forks, command, tmp_path / "whole")
     folder, slow, log = tmp_path / "cut", tmp_path / "slow", tmp_path / "log"
@@ -165,7 +165,7 @@ def test_a_long_round_is_abandoned_and_leaves_no_trace(forks: Forks, tmp_path: P
 
 
 def test_killed_before_the_first_checkpoint(forks: Forks, tmp_path: Path) -> None:
-    command = run(60, checkpoint__rounds="0")
+    command = run_command(60, "checkpoint.rounds=0")
     whole = played(forks, command, tmp_path / "whole")
     assert stopped_after(forks, command, tmp_path / "cut", 4).wait() == -signal.SIGKILL
     code, said = forks.run(["resume", str(tmp_path / "cut"), "--quiet"], tmp_path / "log")
@@ -174,7 +174,7 @@ def test_killed_before_the_first_checkpoint(forks: Forks, tmp_path: Path) -> Non
 
 
 def test_finished_runs_and_more_rounds(forks: Forks, tmp_path: Path) -> None:
-    whole, short = played(forks, run(9), tmp_path / "whole"), played(forks, run(5), tmp_path / "short")
+    whole, short = played(forks, run_command(9), tmp_path / "whole"), played(forks, run_command(5), tmp_path / "short")
     resume, log = ["resume", str(short)], tmp_path / "log"
     before = {path: path.read_bytes() for path in short.rglob("*") if path.is_file()}
     code, said = forks.run(resume, log)
@@ -184,14 +184,14 @@ def test_finished_runs_and_more_rounds(forks: Forks, tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in short.rglob("*") if path.is_file()}
     assert forks.run([*resume, "--rounds", "9"], log)[0] == 0
     assert same(whole, short) and (short / "config.toml").read_bytes() == (whole / "config.toml").read_bytes()
-    cosine = played(forks, run(3, training__lr_schedule="cosine"), tmp_path / "cosine")
+    cosine = played(forks, run_command(3, "training.lr_schedule=cosine"), tmp_path / "cosine")
     code, said = forks.run(["resume", str(cosine), "--rounds", "4"], log)
     assert code == 2 and "falls along a cosine over 3 rounds" in said
     assert json.loads((cosine / "summary.json").read_text())["rounds"] == 3
 
 
 def test_other_settings_are_refused_by_name(forks: Forks, tmp_path: Path) -> None:
-    command, folder, log = run(300), tmp_path / "run", tmp_path / "log"
+    command, folder, log = run_command(300), tmp_path / "run", tmp_path / "log"
     assert stopped_after(forks, command, folder, 5).wait() == -signal.SIGKILL
     other = [*command, "--set=training.lr=0.05", "--set=local.name=fedprox", "--out", str(folder), "--resume"]
     code, said = forks.run(other, log)
@@ -208,11 +208,11 @@ def test_other_settings_are_refused_by_name(forks: Forks, tmp_path: Path) -> Non
 
 def test_compare_goes_on_where_it_was(forks: Forks, tmp_path: Path) -> None:
     """The first run is finished, the second one cut, the third has not begun."""
-    command = ["compare", *run(40)[1:]]
+    command = ["compare", *run_command(40)[1:]]
     whole = played(forks, command, tmp_path / "whole")
     cut = tmp_path / "cut"
     shutil.copytree(whole / "fedhen", cut / "fedhen")
-    stopped = stopped_after(forks, ["run", "--method=noside", *run(40)[1:]], cut / "noside", 3)
+    stopped = stopped_after(forks, ["run", "--method=noside", *run_command(40)[1:]], cut / "noside", 3)
     assert stopped.wait() == -signal.SIGKILL
     shutil.move(cut / "noside.log", tmp_path)
     stamp = (cut / "fedhen" / "rounds.jsonl").stat().st_mtime_ns
@@ -241,7 +241,7 @@ def interrupted(command: list[str], folder: Path, interrupt: Callable[[subproces
 
 def test_two_ranks_go_on_as_two_and_as_one(forks: Forks, tmp_path: Path) -> None:
     """One of them is killed, or both are told to stop; what each had of the devices' memories is in the checkpoint."""
-    settings = [*TWO_RANKS, "--set=local.name=scaffold", "--set=checkpoint.rounds=2", "--set=model.widths=[4,4,8,8]"]
+    settings = [*SIX_DEVICES, "--set=local.name=scaffold", "--set=checkpoint.rounds=2"]
     command = ["-m", "fedhen", "run", "digits", "--rounds", "40", *settings, "--quiet", "--out"]
     subprocess.run(torchrun(2, *command, str(tmp_path / "whole")), check=True, timeout=240)
     assert interrupted(command, tmp_path / "cut", lambda run: os.kill(children(run.pid)[-1], signal.SIGKILL))
