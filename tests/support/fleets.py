@@ -1,4 +1,4 @@
-"""Runs of a small fleet inside one process, and of the simulator, to be compared."""
+"""Small runs on a fleet inside one process and in the simulator, to be compared."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fleet(chosen: Config, folder: Path, state: Path) -> Path:
 
 
 def with_only(active: Callable[[int], Sequence[int]], chosen: Config, folder: Path) -> Path:
-    """The simulation in which just these devices are active."""
+    """Simulates a run in which only these devices are active."""
     folder.mkdir()
     for _ in play_run(
         folder, build_experiment(chosen, accelerator="cpu", activate=lambda number, _: [*active(number)])

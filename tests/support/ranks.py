@@ -14,8 +14,8 @@ def torchrun(number: int, *command: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number), *command]
 
 
-def ours(text: str) -> list[str]:
-    """The lines that fedhen wrote: torchrun adds a report of its own."""
+def fedhen_lines(text: str) -> list[str]:
+    """Returns the lines that fedhen wrote; torchrun adds a report."""
     return [line for line in text.splitlines() if line.startswith("fedhen: ")]
 
 

@@ -20,7 +20,7 @@ from fedhen.engines.sharded import assign_to_ranks
 from fedhen.fleet.local_fleet import free_port
 from support import ranks_script
 from support.kills import wait_for
-from support.ranks import SIX_DEVICES, children, ours, torchrun
+from support.ranks import SIX_DEVICES, children, fedhen_lines, torchrun
 
 SCRIPT = Path(ranks_script.__file__)
 
@@ -104,7 +104,7 @@ def test_errors_are_told_once(tmp_path: Path) -> None:
     assert done.returncode != 0
     for rank in (0, 1):
         assert f"rank {rank}: the ranks have different settings, data or models" in done.stderr
-    setting, folder, *rest = ours(done.stderr)
+    setting, folder, *rest = fedhen_lines(done.stderr)
     assert setting.startswith("fedhen: unknown setting 'training.nothing'") and "is not empty" in folder
     first, *last = rest
     assert first.startswith("fedhen: rank 1 stopped: cannot keep the devices' models in ")
@@ -129,7 +129,8 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
         os.kill(ranks[-1], signal.SIGKILL)
         _, errors = process.communicate(timeout=240)
     assert process.returncode != 0
-    assert len(ours(errors)) == 1 and "rank" in ours(errors)[0] and "stopped: " in ours(errors)[0], errors
+    (line,) = fedhen_lines(errors)
+    assert "rank" in line and "stopped: " in line
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert not (tmp_path / "run" / "summary.json").exists()
 
@@ -144,7 +145,7 @@ def test_a_rank_that_has_lost_another_is_not_spoken_for(tmp_path: Path) -> None:
             own = {**os.environ, **address, "RANK": rank}
             ranks.append(both.enter_context(subprocess.Popen(command, env=own, stderr=subprocess.PIPE, text=True)))
             both.callback(ranks[-1].kill)
-        (said,) = ours(ranks[0].communicate(timeout=240)[1])
+        (said,) = fedhen_lines(ranks[0].communicate(timeout=240)[1])
     assert said.startswith("fedhen: another rank cannot be reached") and ranks[0].returncode == 1
 
 

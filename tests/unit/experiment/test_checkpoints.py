@@ -31,7 +31,7 @@ from fedhen.experiment.runner import play_run
 from fedhen.interrupts import Abandoned, Stop
 from fedhen.models.model_files import model_path
 from support.families import two_exits
-from support.kills import content, same
+from support.kills import lasting_files, same_run
 
 RESUME = ResumePolicy(resume=True)
 SETTINGS: dict[str, Any] = {"devices": {"active": 4}, "evaluation": {"every": 2}, "checkpoint": {"rounds": 2}}
@@ -107,7 +107,7 @@ def test_from_python(local: str, rows: str, tmp_path: Path) -> None:
         train(tmp_path / "cut", activate=activate, **settings)
     expected = train(tmp_path / "whole", activate=activate, **settings)
     run = fedhen.resume(tmp_path / "cut", family=two_exits(), data=data(), activate=activate, accelerator="cpu")
-    assert same(tmp_path / "whole", tmp_path / "cut")
+    assert same_run(tmp_path / "whole", tmp_path / "cut")
     assert run.rounds == expected.rounds and run.accuracy == expected.accuracy and len(run.rounds) == 8
     x = data().x_test.double()
     assert torch.equal(run.model("complex")(x)[-1], expected.model("complex")(x)[-1])
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, whole: P
         path.write_text("\n".join(path.read_text().splitlines()[:5]) + "\n" + last)
     with pytest.warns(UserWarning, match="the checkpoint of round 6 cannot be used: .*; going on from round 4"):
         resumed(folder)
-    assert same(whole, folder)
+    assert same_run(whole, folder)
 
 
 def test_without_a_good_checkpoint_nothing_is_lost_unasked(whole: Path, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_without_a_good_checkpoint_nothing_is_lost_unasked(whole: Path, tmp_path
         resumed(folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     resumed(folder, restart=True)
-    assert same(whole, folder)
+    assert same_run(whole, folder)
 
 
 def test_a_finished_run_without_a_checkpoint_is_not_started_again_unasked(whole: Path) -> None:
@@ -205,7 +205,7 @@ def test_torn_and_later_lines_are_cut_off(whole: Path, tmp_path: Path) -> None:
         file.write('{"round": 8, "active": [1')
     (folder / "timing.jsonl").write_text("".join((folder / "timing.jsonl").read_text().splitlines(True)[:5]))
     resumed(folder)
-    assert same(whole, folder), "also the line of times that was not written yet when the crash came"
+    assert same_run(whole, folder), "also the line of times that was not written yet when the crash came"
 
 
 CHANGES: list[tuple[str, Callable[[list[Any]], None]]] = [
@@ -285,7 +285,7 @@ def test_a_checkpoint_with_right_checksums_is_still_compared(
     outside = sorted(path.name for path in tmp_path.iterdir())
     with pytest.warns(UserWarning, match="the checkpoint of round 6 cannot be used"):
         resumed(folder)
-    assert same(whole, folder) and sorted(path.name for path in tmp_path.iterdir()) == outside
+    assert same_run(whole, folder) and sorted(path.name for path in tmp_path.iterdir()) == outside
 
 
 def test_a_forged_one_that_changes_nothing_is_used(whole: Path, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_forged_one_that_changes_nothing_is_used(whole: Path, tmp_path: Path) 
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="tier ")
         resumed(folder)
-    assert same(whole, folder)
+    assert same_run(whole, folder)
 
 
 def test_pickles_and_monstrous_headers_are_not_read(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_a_round_can_be_taken_back_wherever_it_is_left(tmp_path: Path) -> None:
         list(play_run(tmp_path / "cut", experiment, stop=stop))
     assert checkpoint_files.list_rounds(tmp_path / "cut" / "checkpoints") == [5, 4]
     list(play_run(tmp_path / "cut", again(tmp_path / "whole"), RESUME))
-    assert same(tmp_path / "whole", tmp_path / "cut") and (tmp_path / "cut" / "config.toml").read_text() == config
+    assert same_run(tmp_path / "whole", tmp_path / "cut") and (tmp_path / "cut" / "config.toml").read_text() == config
 
 
 def test_no_checkpoints_where_none_are_wanted(tmp_path: Path) -> None:
@@ -401,4 +401,4 @@ def test_resume_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["run", "digits", "--resume", "--out", str(tmp_path / "thesis")]) == 2
     assert "does not hold a run" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    assert TensorSpec((2, 3), torch.float32).bytes == 24 and content(tmp_path / "run")
+    assert TensorSpec((2, 3), torch.float32).bytes == 24 and lasting_files(tmp_path / "run")
