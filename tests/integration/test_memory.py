@@ -212,6 +212,7 @@ for case in ((10, 2, 3, "host"), (1000, 2, 3, "host"), (1000, 4, 25, "disk")):
 """
 
 
+@pytest.mark.process
 def test_memory_does_not_grow_with_the_devices() -> None:
     """A model of 1,040,003 floats is 4.2 MB. Peak memory of the process, after one another in the same process:
 

@@ -23,6 +23,7 @@ def fedhen(*arguments: str, cwd: Path, **environment: str) -> subprocess.Complet
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=variables, timeout=300, check=False)
 
 
+@pytest.mark.process
 def test_compare_run_report_evaluate(tmp_path: Path) -> None:
     """One comparison; then its pieces again by the other commands, with the same numbers."""
     made = fedhen("compare", "--rounds", "2", *TINY_OPTIONS, "--quiet", cwd=tmp_path)
@@ -70,6 +71,7 @@ def test_compare_run_report_evaluate(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.process
 def test_plain_lines_when_the_output_is_no_terminal(tmp_path: Path) -> None:
     made = fedhen("run", "digits", "--rounds", "2", *TINY_OPTIONS, cwd=tmp_path)
     lines = made.stderr.splitlines()
@@ -183,6 +185,7 @@ def test_a_refused_comparison_changes_nothing(
     assert sorted(p for p in Path("out").rglob("*")) == before
 
 
+@pytest.mark.process
 def test_two_comparisons_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedhen", "compare", "--rounds", "1", *TINY_OPTIONS, "--quiet"]
     processes = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
@@ -270,6 +273,7 @@ def test_recipes_are_listed_and_printed_as_a_config_that_runs(
     assert read_run(out).config["rounds"] == 1
 
 
+@pytest.mark.process
 def test_ctrl_c_says_so_and_exits_with_130(tmp_path: Path) -> None:
     import signal
 
@@ -287,6 +291,7 @@ def test_ctrl_c_says_so_and_exits_with_130(tmp_path: Path) -> None:
     assert re.match(r"fedhen: stopped after round \d+; go on with: fedhen resume runs/", rest.splitlines()[-1])
 
 
+@pytest.mark.process
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     """As with `fedhen recipes digits | head -0`."""
     process = subprocess.Popen(

@@ -19,6 +19,8 @@ from fedhen.runs.reader import read_run
 from fedhen.runs.writer import explain_write_errors
 from support.tiny import TINY_OPTIONS
 
+pytestmark = pytest.mark.process
+
 RUN = ["run", "digits", "--rounds", "30", *TINY_OPTIONS, "--quiet", "--out"]
 PAGE = 4096
 Mount = Callable[[Path, str], None]

@@ -27,6 +27,8 @@ from fedhen.config.toml import apply_settings, read_toml, to_toml
 from fedhen.config.validation import list_settings as every_setting
 from fedhen.errors import UserError
 
+pytestmark = pytest.mark.fuzz
+
 NOWHERE = ["--set", "data.name=./nowhere.npz"]
 EXAMPLES = settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 KEYS = [key for key, _ in every_setting()]

@@ -22,6 +22,8 @@ from support import ranks_script
 from support.kills import wait_for
 from support.ranks import SIX_DEVICES, children, fedhen_lines, torchrun
 
+pytestmark = pytest.mark.process
+
 SCRIPT = Path(ranks_script.__file__)
 
 

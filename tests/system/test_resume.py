@@ -22,6 +22,8 @@ from support.kills import Forks, Started, count_rounds, play_with_kills, same_ru
 from support.ranks import SIX_DEVICES, children, fedhen_lines, torchrun
 from support.resumable import RUNS_TO_KILL, run_command
 
+pytestmark = pytest.mark.process
+
 SLOW = """\
 import signal, time
 from pathlib import Path

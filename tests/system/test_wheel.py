@@ -8,7 +8,11 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from support.tiny import TINY_OPTIONS
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parent.parent.parent
 

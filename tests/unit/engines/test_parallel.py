@@ -35,6 +35,8 @@ from fedhen.hardware import threads
 from fedhen.models.preact_resnet import Shape, preact_resnet
 from support.families import TwoExits, texts, two_exits, words
 
+pytestmark = pytest.mark.process
+
 METHODS = ["fedhen", "noside", "decouple", "side-apart", "fedavg"]
 LOCALS = ["plain", "fedprox", "scaffold", "feddyn"]
 NUMBERS = [1, 2, 5]

@@ -518,6 +518,7 @@ def test_latex_is_balanced_and_its_rows_are_full(all_runs: list[Run], tmp_path: 
     assert not set(re.sub(r"[“”]", "", source)) - set(map(chr, range(128)))
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here")
 def test_latex_compiles(all_runs: list[Run], tmp_path: Path) -> None:
     write_paper(all_runs, tmp_path)
@@ -561,6 +562,7 @@ def test_from_a_folder_from_nothing_and_into_what_is_no_folder(tmp_path: Path) -
         write_paper([], tmp_path / "file")
 
 
+@pytest.mark.process
 def test_it_needs_no_torch_and_its_tables_no_matplotlib() -> None:
     blocked = (
         "import sys; sys.modules['torch'] = sys.modules['matplotlib'] = None\n"

@@ -116,6 +116,7 @@ def test_what_is_written_is_always_the_same(tmp_path: Path) -> None:
         assert picture.width > 1000
 
 
+@pytest.mark.process
 def test_the_drawing_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"

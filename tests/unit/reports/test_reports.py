@@ -543,6 +543,7 @@ def test_an_out_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         write_report(three_methods(), tmp_path / "file")
 
 
+@pytest.mark.process
 def test_reports_need_no_torch_and_the_tables_no_matplotlib() -> None:
     blocked = "import sys; sys.modules['torch'] = sys.modules['matplotlib'] = None; import fedhen.reports"
     subprocess.run([sys.executable, "-c", blocked], check=True)
