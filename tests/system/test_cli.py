@@ -72,7 +72,7 @@ def test_compare_run_report_evaluate(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_plain_lines_when_the_output_is_no_terminal(tmp_path: Path) -> None:
+def test_plain_lines_if_the_output_is_not_a_terminal(tmp_path: Path) -> None:
     made = fedhen("run", "digits", "--rounds", "2", *TINY_OPTIONS, cwd=tmp_path)
     lines = made.stderr.splitlines()
     assert len(lines) == 2
@@ -186,7 +186,7 @@ def test_a_refused_comparison_changes_nothing(
 
 
 @pytest.mark.process
-def test_two_comparisons_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
+def test_two_comparisons_at_once_get_different_folders(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedhen", "compare", "--rounds", "1", *TINY_OPTIONS, "--quiet"]
     processes = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait(timeout=300) for process in processes] == [0, 0]
@@ -274,7 +274,7 @@ def test_recipes_are_listed_and_printed_as_a_config_that_runs(
 
 
 @pytest.mark.process
-def test_ctrl_c_says_so_and_exits_with_130(tmp_path: Path) -> None:
+def test_ctrl_c_prints_how_to_resume_and_exits_with_130(tmp_path: Path) -> None:
     import signal
 
     process = subprocess.Popen(
@@ -292,7 +292,7 @@ def test_ctrl_c_says_so_and_exits_with_130(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_output_pipe_is_not_an_error(tmp_path: Path) -> None:
     """As with `fedhen recipes digits | head -0`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "fedhen", "recipes", "digits"],

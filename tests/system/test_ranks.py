@@ -98,7 +98,7 @@ def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     assert json.loads((two / "fedhen" / "environment.json").read_text())["hardware"]["ranks"] == 2
 
 
-def test_errors_are_told_once(tmp_path: Path) -> None:
+def test_errors_are_printed_once(tmp_path: Path) -> None:
     """That of all ranks and that of rank 0 by rank 0; one of rank 1 by rank 1, and rank 0 ends too."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
@@ -137,7 +137,7 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_a_rank_that_has_lost_another_is_not_spoken_for(tmp_path: Path) -> None:
+def test_a_rank_that_lost_another_reports_only_that(tmp_path: Path) -> None:
     """Told to end just before it says so, as torchrun may do, it says that and no other word."""
     address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, str(SCRIPT), "lost", str(tmp_path)]
@@ -151,7 +151,7 @@ def test_a_rank_that_has_lost_another_is_not_spoken_for(tmp_path: Path) -> None:
     assert said.startswith("fedhen: another rank cannot be reached") and ranks[0].returncode == 1
 
 
-def test_devices_are_shared_out_by_cost() -> None:
+def test_devices_are_assigned_to_ranks_by_cost() -> None:
     """7 → rank 0, 5 → rank 1, 4 → rank 1 (5 < 7), 3 → rank 0 (7 < 9), 1 → rank 1 (9 < 10)."""
     assert assign_to_ranks({10: 3, 11: 7, 12: 5, 13: 1, 14: 4}, 2, {}) == [[10, 11], [12, 13, 14]]
     assert assign_to_ranks({1: 2, 2: 2, 3: 2}, 4, {1: 3, 2: 3}) == [[2], [3], [], [1]], (

@@ -87,7 +87,7 @@ def test_a_run_that_is_killed_again_and_again_gives_the_same_bytes(
     assert "resumed" in json.loads((tmp_path / "cut" / "environment.json").read_text())
 
 
-def test_a_process_as_users_start_it(tmp_path: Path) -> None:
+def test_a_killed_command_is_resumed_and_a_second_process_is_refused(tmp_path: Path) -> None:
     """`python -m fedhen run`, killed, then `python -m fedhen resume`; a second process is refused meanwhile."""
     command = [sys.executable, "-m", "fedhen", *run_command(100_000), "--out", str(tmp_path / "run"), "--quiet"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, ExitStack() as always:
@@ -127,7 +127,7 @@ def test_the_first_signal_saves_the_last_whole_round(forks: Forks, tmp_path: Pat
         assert same_run(whole, folder)
 
 
-def test_a_long_round_is_abandoned_and_leaves_no_trace(forks: Forks, tmp_path: Path) -> None:
+def test_a_long_round_is_abandoned_without_a_trace(forks: Forks, tmp_path: Path) -> None:
     """Some of its devices have trained, and remember it (SCAFFOLD): that must be taken back."""
     (tmp_path / "mine.py").write_text(SLOW)
     command = run_command(12, "local.name=scaffold", "checkpoint.rounds=0", "devices.active=8")
@@ -166,7 +166,7 @@ def test_a_long_round_is_abandoned_and_leaves_no_trace(forks: Forks, tmp_path: P
     assert code == 2 and "the method's file" in said
 
 
-def test_killed_before_the_first_checkpoint(forks: Forks, tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_again(forks: Forks, tmp_path: Path) -> None:
     command = run_command(60, "checkpoint.rounds=0")
     whole = played(forks, command, tmp_path / "whole")
     assert stopped_after(forks, command, tmp_path / "cut", 4).wait() == -signal.SIGKILL
@@ -175,7 +175,7 @@ def test_killed_before_the_first_checkpoint(forks: Forks, tmp_path: Path) -> Non
     assert same_run(whole, tmp_path / "cut")
 
 
-def test_finished_runs_and_more_rounds(forks: Forks, tmp_path: Path) -> None:
+def test_rounds_can_be_added_to_a_finished_run(forks: Forks, tmp_path: Path) -> None:
     whole, short = played(forks, run_command(9), tmp_path / "whole"), played(forks, run_command(5), tmp_path / "short")
     resume, log = ["resume", str(short)], tmp_path / "log"
     before = {path: path.read_bytes() for path in short.rglob("*") if path.is_file()}
@@ -208,7 +208,7 @@ def test_other_settings_are_refused_by_name(forks: Forks, tmp_path: Path) -> Non
     assert code == 2 and "another process" in said, "what does not count as a difference gets as far as the lock"
 
 
-def test_compare_goes_on_where_it_was(forks: Forks, tmp_path: Path) -> None:
+def test_a_comparison_is_resumed(forks: Forks, tmp_path: Path) -> None:
     """The first run is finished, the second one cut, the third has not begun."""
     command = ["compare", *run_command(40)[1:]]
     whole = played(forks, command, tmp_path / "whole")
@@ -241,7 +241,7 @@ def interrupted(command: list[str], folder: Path, interrupt: Callable[[subproces
     return fedhen_lines(errors)
 
 
-def test_two_ranks_go_on_as_two_and_as_one(forks: Forks, tmp_path: Path) -> None:
+def test_a_run_of_two_ranks_is_resumed_by_two_and_by_one(forks: Forks, tmp_path: Path) -> None:
     """One of them is killed, or both are told to stop; what each had of the devices' memories is in the checkpoint."""
     settings = [*SIX_DEVICES, "--set=local.name=scaffold", "--set=checkpoint.rounds=2"]
     command = ["-m", "fedhen", "run", "digits", "--rounds", "40", *settings, "--quiet", "--out"]

@@ -58,7 +58,7 @@ def test_help_recipes_and_reports_start_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_no_method_is_asked_for_its_name() -> None:
+def test_no_code_depends_on_the_name_of_a_method() -> None:
     """What a method does follows from its parts: nowhere does the package compare a method's name."""
     names = set(fedhen.METHODS)
     for path in sorted(PACKAGE.rglob("*.py")):

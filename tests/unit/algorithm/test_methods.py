@@ -212,7 +212,7 @@ def test_the_side_objective_on_a_width_nest_is_the_sum_of_two_separate_networks(
         torch.testing.assert_close(both[name], expected, rtol=1e-10, atol=1e-12)
 
 
-def test_an_exit_that_nobody_reads_costs_nothing() -> None:
+def test_an_unused_exit_is_not_computed() -> None:
     asked = []
 
     def thunk(place: int) -> Tensor:
@@ -382,7 +382,7 @@ def test_combinations_from_the_command_line(
         assert message in capsys.readouterr().err
 
 
-def test_what_cannot_be_combined_says_so() -> None:
+def test_combinations_that_are_impossible_are_refused() -> None:
     own = Method("own", lambda logits, labels: cross_entropy(logits[-1], labels), METHODS["fedhen"].pools)
     x = torch.randn(40, 6, dtype=torch.float64)
     data = fedhen.arrays(x, torch.arange(40) % 3, x, torch.arange(40) % 3)

@@ -93,7 +93,7 @@ def whole(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("local", ["plain", "feddyn"])
 @pytest.mark.parametrize("rows", ["host", "disk"])
-def test_from_python(local: str, rows: str, tmp_path: Path) -> None:
+def test_a_run_from_python_is_resumed_to_the_same_bytes(local: str, rows: str, tmp_path: Path) -> None:
     """Own family, own data, own activation; the result has all rounds, and its models."""
 
     def activate(number: int, losses: Any) -> list[int]:
@@ -116,7 +116,7 @@ def test_from_python(local: str, rows: str, tmp_path: Path) -> None:
     assert torch.equal(finished.model("simple", "devices")(x)[0], expected.model("simple", "devices")(x)[0])
 
 
-def test_what_tiers_share_they_share_again(tmp_path: Path) -> None:
+def test_tiers_share_tensors_again_after_a_resume(tmp_path: Path) -> None:
     """One tensor in the file, one in memory: the passes that score the models stay as few."""
     train(tmp_path / "run")
     before, after = again(tmp_path / "run"), again(tmp_path / "run")
@@ -178,7 +178,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, whole: P
     assert same_run(whole, folder)
 
 
-def test_without_a_good_checkpoint_nothing_is_lost_unasked(whole: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_good_checkpoint_is_restarted_only_on_request(whole: Path, tmp_path: Path) -> None:
     folder = unfinished(tmp_path / "run")
     for path in folder.glob("checkpoints/*.safetensors"):
         path.write_bytes(b"")
@@ -190,7 +190,7 @@ def test_without_a_good_checkpoint_nothing_is_lost_unasked(whole: Path, tmp_path
     assert same_run(whole, folder)
 
 
-def test_a_finished_run_without_a_checkpoint_is_not_started_again_unasked(whole: Path) -> None:
+def test_a_finished_run_without_a_checkpoint_is_restarted_only_on_request(whole: Path) -> None:
     shutil.rmtree(whole / "checkpoints")
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match="is finished and has no checkpoint"):
@@ -228,7 +228,7 @@ def test_other_data_is_refused_by_name(part: str, change: Callable[[list[Any]], 
         resumed(folder, family=other)
 
 
-def test_a_checkpoint_from_before_a_setting_was_there_can_be_used() -> None:
+def test_a_checkpoint_older_than_a_setting_can_be_used() -> None:
     """It was made with what is now the default."""
     older = {key: value for key, value in flatten_settings(Config()).items() if key != "training.lr_warmup"}
     check_same_settings(Config(), older, "it")
@@ -288,7 +288,7 @@ def test_a_checkpoint_with_right_checksums_is_still_compared(
     assert same_run(whole, folder) and sorted(path.name for path in tmp_path.iterdir()) == outside
 
 
-def test_a_forged_one_that_changes_nothing_is_used(whole: Path, tmp_path: Path) -> None:
+def test_a_rewritten_checkpoint_with_the_same_content_is_used(whole: Path, tmp_path: Path) -> None:
     """So that the refusals above are of what they change."""
     folder = unfinished(tmp_path / "run")
     forged(folder, lambda about, entries: None)
@@ -340,7 +340,7 @@ def test_the_folder_is_held_while_a_checkpoint_is_written(whole: Path, tmp_path:
     assert checkpoint_files.list_rounds(tmp_path / "run" / "checkpoints") == [2]
 
 
-def test_who_stops_on_a_full_disk_is_told_what_is_saved(whole: Path, tmp_path: Path) -> None:
+def test_stopping_on_a_full_disk_reports_what_is_saved(whole: Path, tmp_path: Path) -> None:
     """Rounds 2 and 4 are saved, then something is in the way."""
     (tmp_path / "run").mkdir()
     stop = Stop()
@@ -360,7 +360,7 @@ def test_who_stops_on_a_full_disk_is_told_what_is_saved(whole: Path, tmp_path: P
     assert str(told.value).startswith("stopped after round 5, of which 4 are saved; go on with: fedhen resume ")
 
 
-def test_a_round_can_be_taken_back_wherever_it_is_left(tmp_path: Path) -> None:
+def test_a_round_can_be_undone_at_any_point(tmp_path: Path) -> None:
     """Thrown out of the scoring, when server, last models and memories are already those of the next round."""
     train(tmp_path / "whole", local={"name": "scaffold"})
     config = (tmp_path / "whole" / "config.toml").read_text()
@@ -382,7 +382,7 @@ def test_a_round_can_be_taken_back_wherever_it_is_left(tmp_path: Path) -> None:
     assert same_run(tmp_path / "whole", tmp_path / "cut") and (tmp_path / "cut" / "config.toml").read_text() == config
 
 
-def test_no_checkpoints_where_none_are_wanted(tmp_path: Path) -> None:
+def test_no_checkpoints_are_written_if_they_are_turned_off(tmp_path: Path) -> None:
     train(tmp_path / "run", checkpoint={"minutes": 0, "rounds": 0})
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert all("save" not in json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").open())

@@ -228,7 +228,7 @@ class _Heavy(torch.nn.Module):
         return [self.head(x)]
 
 
-def test_a_trial_that_runs_out_of_memory_is_no_verdict() -> None:
+def test_running_out_of_memory_does_not_decide_the_comparison() -> None:
     """It is told to whoever can make room, and leaves the weights as they were."""
     from fedhen.engines.cuda.fusing import fuse
 
