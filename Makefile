@@ -1,13 +1,18 @@
 # make demo    install into .venv and run FedHeN, NoSide and Decouple side by side on embedded data
+# make quick   the tests of a second or two each, in one process: under a minute on two cores
 # make test    all tests          make check    format, lint and types          make format    mend the format
 # make torture kill runs 200 times, and compare them with runs that were left alone
+# make tree    rewrite the README's tree of packages from their docstrings
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format torture wheel clean
+.PHONY: demo quick test check format torture tree wheel clean
 
 demo: .venv/ready
 	$(BIN)/fedhen compare digits
+
+quick: .venv/ready
+	$(BIN)/python -m pytest -n 2 -m "not slow and not process and not fleet and not fuzz and not gpu"
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -23,6 +28,9 @@ format: .venv/ready
 
 torture: .venv/ready
 	$(BIN)/python benchmarks/torture.py
+
+tree: .venv/ready
+	$(BIN)/python tests/support/tree.py
 
 wheel: .venv/ready
 	$(BIN)/python -m build --wheel

@@ -1,10 +1,10 @@
-"""For all tests: one thread each, since two workers share the machine, one seed, and one profile for property tests."""
+"""For all tests: one thread, since two workers share the machine, one seed, and one profile for property tests."""
 
 from __future__ import annotations
 
 import os
 
-# Before torch is imported, here and in the processes that tests start: nets this small only wait for a second thread.
+# Before torch is imported, here and in the processes that tests start: small networks only wait for a second one.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
@@ -22,5 +22,5 @@ settings.load_profile("fedhen")
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """What a test draws does not depend on those before it."""
+    """Makes what a test draws independent of the tests before it."""
     torch.manual_seed(0)

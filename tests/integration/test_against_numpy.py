@@ -92,7 +92,7 @@ def test_a_whole_run_equals_the_reference(method: str, poisoned: int | None) -> 
                     np.testing.assert_allclose(tensor.numpy(), theirs[tier][name], rtol=1e-9, atol=1e-11, err_msg=name)
 
 
-def test_these_runs_meet_the_special_rounds() -> None:
+def test_the_compared_runs_contain_the_special_rounds() -> None:
     """Rounds without a simple and without a complex device, a dropped device, and a clip that bites."""
     run = experiment("fedhen", federation(poisoned=1))
     records = [step.record for step in run.play()]

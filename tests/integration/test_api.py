@@ -146,7 +146,7 @@ def nothing() -> tuple[list[list[float]], list[int]]:
         (lambda: fedhen.per_device([([[1.0]], [0, 1])], *blobs(1)), "device 0 has 1 inputs and 2 labels"),
     ],
 )
-def test_bad_data_is_refused_at_the_door(make: object, message: str) -> None:
+def test_bad_data_is_refused_before_training(make: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make()  # type: ignore[operator]
 

@@ -20,6 +20,7 @@ from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 from fedhen.experiment.build import build_experiment, build_populations
 from fedhen.runs.reader import read_run
+from support.tiny import TINY_OPTIONS, as_options
 
 NARROW = ["model.widths=[8, 8, 16, 16]", "model.blocks=[1, 1, 1, 1]", "devices.number=10", "devices.active=4"]
 
@@ -49,14 +50,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def options(settings: list[str]) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)]
-
-
 @pytest.mark.parametrize("recipe", ["cifar10-iid", "cifar10-noniid"])
 def test_a_narrow_net_learns_from_official_files(recipe: str, root: Path) -> None:
     """The whole recipe (crop, flip, split, clip, decay) with a narrow net for 6 rounds: the loss falls by a third."""
-    command = ["run", recipe, "--data-dir", str(root), "--rounds", "6", "--quiet", "--out", "run", *options(NARROW)]
+    command = ["run", recipe, "--data-dir", str(root), "--rounds", "6", "--quiet", "--out", "run", *as_options(NARROW)]
     assert main([*command, "--set", "training.batch_size=10"]) == 0
     run = read_run(Path("run"))
     losses = [record.loss for record in run.rounds if record.loss is not None]
@@ -68,7 +65,7 @@ def test_a_narrow_net_learns_from_official_files(recipe: str, root: Path) -> Non
 def test_real_cifar10_learns(tmp_path: Path) -> None:
     if not (data_root() / CIFAR10.folder).is_dir():
         pytest.skip("the real CIFAR-10 is not here: `fedhen data fetch cifar10`, or set FEDHEN_DATA")
-    command = ["run", "cifar10-iid", "--rounds", "4", "--quiet", "--out", str(tmp_path / "run"), *options(NARROW)]
+    command = ["run", "cifar10-iid", "--rounds", "4", "--quiet", "--out", str(tmp_path / "run"), *as_options(NARROW)]
     assert main([*command, "--set", "data.limit=1000", "--set", "training.batch_size=20"]) == 0
     losses = [r.loss for r in read_run(tmp_path / "run").rounds if r.loss is not None]
     assert losses[-1] < 0.9 * losses[0]
@@ -161,7 +158,7 @@ def test_the_papers_centralised_sizes() -> None:
 
 def test_paper_runs_what_is_missing_and_skips_what_is_there(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["paper", "--run", "--only", "cifar10-iid", "--runs", "results", "--data-dir", str(root), "--rounds", "2"]
-    small = [*options(NARROW), "--set", "evaluation.every=1", "--set", "training.epochs=1", "--quiet"]
+    small = [*as_options(NARROW), "--set", "evaluation.every=1", "--set", "training.epochs=1", "--quiet"]
     assert main([*command, *small]) == 0
     names = sorted(p.name for p in Path("results").iterdir() if (p / "config.toml").is_file())
     assert names == [f"cifar10-iid-{m}-seed0" for m in ("decouple", "fedhen", "noside")]
@@ -194,7 +191,7 @@ def test_every_setting_of_a_centralised_run_can_be_set(root: Path) -> None:
     )
     settings = ["training.lr=0.05", "training.momentum=0.0", "training.batch_size=64", "rounds=1", NARROW[0], NARROW[1]]
     command = ["centralised", "cifar10-iid", "--tier", "simple", "--data-dir", str(root), "--quiet", "--out", "c"]
-    assert main([*command, *options(settings)]) == 0
+    assert main([*command, *as_options(settings)]) == 0
     training = read_run(Path("c")).config["training"]
     assert (training["lr"], training["momentum"], training["batch_size"]) == (0.05, 0.0, 64)
     assert len(read_run(Path("c")).rounds) == 1
@@ -206,12 +203,7 @@ def test_own_data_under_a_recipe_is_another_experiment(tmp_path: Path, monkeypat
     y = np.arange(60) % 3
     x = rng.integers(0, 255, (60, 8, 8), dtype=np.uint8)
     np.savez("my data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    small = [
-        "--rounds",
-        "1",
-        "--quiet",
-        *options(["devices.number=4", "devices.active=2", "training.epochs=1", NARROW[0]]),
-    ]
+    small = ["--rounds", "1", "--quiet", *TINY_OPTIONS]
     assert main(["run", "digits", "--data", "my data.npz", "--out", "run", *small]) == 0
     run = read_run(Path("run"))
     assert run.recipe == "digits-on-my-data" and run.config["targets"] == {}

@@ -23,8 +23,9 @@ from fedhen.errors import UserError
 from fedhen.reports import write_report
 from fedhen.runs.reader import read_run
 from fedhen.runs.writer import read_whole_lines
-from support.cli import NARROW, TINY, refused
+from support.cli import refused
 from support.report_fixtures import make_run, write_folder
+from support.tiny import TINY_OPTIONS
 
 CURVES = {"simple": [0.1, 0.5, 0.6, 0.7], "complex": [0.2, 0.4, 0.6, 0.8]}
 
@@ -43,7 +44,7 @@ def changed(line: str, **values: Any) -> str:
     return json.dumps({**json.loads(line), **values}) + "\n"
 
 
-def test_a_torn_last_line_is_dropped_and_said(run: Path, tmp_path: Path) -> None:
+def test_a_torn_last_line_is_dropped_and_reported(run: Path, tmp_path: Path) -> None:
     """A crash may tear it at any byte."""
     (run / "summary.json").unlink()
     *before, last = lines(run)
@@ -100,7 +101,7 @@ def test_the_rounds_before_the_damage_count_and_the_run_is_marked_everywhere(
     assert row.split()[2:4] == ["damaged", "4"], "the lost rounds may have reached it"
 
 
-def test_lost_timing_costs_nothing_but_the_timing(run: Path) -> None:
+def test_a_lost_timing_file_loses_only_the_timing(run: Path) -> None:
     for content in ('{"round": 1}\n', "[]\n", '{"total": "x"}\n', '{"total": -1}\n'):
         (run / "timing.jsonl").write_text(content)
         found = read_run(run)
@@ -109,7 +110,7 @@ def test_lost_timing_costs_nothing_but_the_timing(run: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"[" * 100_000, b"round 3", b"[]", b"{}", b'{"round": 4}', b"\xff"])
-def test_a_run_goes_on_after_the_lines_before_the_damage(run: Path, damage: bytes) -> None:
+def test_a_run_resumes_after_the_lines_before_the_damage(run: Path, damage: bytes) -> None:
     path = run / "rounds.jsonl"
     first, second, third, _ = whole = path.read_bytes().splitlines(keepends=True)
     assert read_whole_lines(path, 3) == whole[:3]
@@ -138,7 +139,7 @@ def test_a_run_goes_on_after_the_lines_before_the_damage(run: Path, damage: byte
         ("rounds.jsonl", "garbage"),
     ],
 )
-def test_what_tells_nothing_is_refused_in_one_line(
+def test_a_folder_without_readable_rounds_is_refused_in_one_line(
     run: Path, name: str, content: str | bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -146,7 +147,7 @@ def test_what_tells_nothing_is_refused_in_one_line(
     assert not (run / "report.html").exists()
 
 
-def test_a_report_on_several_runs_goes_on_without_the_unreadable(
+def test_a_report_on_several_runs_leaves_out_unreadable_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -198,7 +199,7 @@ def test_any_change_of_any_byte_is_one_line_or_a_report(data: st.DataObject) -> 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "run"
-    assert main(["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out", str(folder)]) == 0
+    assert main(["run", "digits", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--out", str(folder)]) == 0
     return folder
 
 
@@ -360,7 +361,7 @@ def test_giant_dimensions_are_refused(
 
 
 @pytest.mark.parametrize(("claimed", "says"), [(2**50, "unpacks to 1125899.9 GB, and "), (200, "is damaged")])
-def test_a_bomb_is_refused_before_it_goes_off(
+def test_a_decompression_bomb_is_refused_before_it_is_unpacked(
     tmp_path: Path, claimed: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By what it says that it unpacks to; one that claims less than it holds is not unpacked further than that."""

@@ -22,8 +22,8 @@ from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 from fedhen.hardware.memory import OUT_OF_MEMORY
 from fedhen.runs.reader import read_run
-from support.cli import NARROW, TINY
 from support.families import came_back, texts, two_exits, words
+from support.tiny import TINY_OPTIONS
 
 UNKNOWN = "IndexError: index out of range in self"
 
@@ -55,7 +55,7 @@ def test_a_device_that_raises_costs_no_other(engine: str, local: str) -> None:
     assert set(runs[0].memory) == (set(trained) if local == "scaffold" else set())
 
 
-def test_failures_are_recorded_counted_and_told_once(tmp_path: Path) -> None:
+def test_failures_are_recorded_counted_and_reported_once(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="a device failed") as told:
         fedhen.train(words(), texts([2, 5]), out=tmp_path / "run", accelerator="cpu", **settings())
     assert len(told) == 1 and f"device 2, round 1: {UNKNOWN}" in str(told[0].message)
@@ -111,7 +111,7 @@ def numbers() -> fedhen.Data:
     return fedhen.arrays(x, y, x[:20], y[:20], classes=3)
 
 
-def test_weights_that_are_never_finite_stop_it_too_and_name_what_to_lower(tmp_path: Path) -> None:
+def test_a_run_whose_weights_are_never_finite_stops_and_names_the_settings_to_lower(tmp_path: Path) -> None:
     far = {"epochs": 4, "batch_size": 5, "lr": 1e308}
     said = stopped(tmp_path, numbers(), two_exits(), training=far)
     assert said.startswith("no device came back from rounds 1 to 3: ")
@@ -160,7 +160,7 @@ class Raises(nn.Module):
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling ..."), (UserError, f"^{OUT_OF_MEMORY}$")),
     ],
 )
-def test_what_is_no_devices_fault_ends_the_run(
+def test_errors_that_no_device_caused_end_the_run(
     engine: str, raised: BaseException, expected: tuple[type[BaseException], str]
 ) -> None:
     family = fedhen.Family({"only": lambda: Raises(raised)})
@@ -193,7 +193,7 @@ def test_the_command_line_stops_with_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(METHOD)
-    code = main(["run", "digits", "--method", "./mine.py:MINE", *TINY, *NARROW, "--out", "run"])
+    code = main(["run", "digits", "--method", "./mine.py:MINE", *TINY_OPTIONS, "--quiet", "--out", "run"])
     told, last = capsys.readouterr().err.splitlines()
     assert code == 2 and "ValueError: labels make me nervous" in told
     assert last.startswith("fedhen: no device came back from rounds 1 to 3: device ")

@@ -16,6 +16,8 @@ from fedhen.fleet.project import FleetProject
 from fedhen.fleet.scaffold import create_project
 from support.fleets import config, fleet, simulated
 
+pytestmark = pytest.mark.fleet
+
 
 def test_what_flower_ships_contains_no_secret(tmp_path: Path) -> None:
     """Only the files of the app: no key, certificate, data or earlier run."""

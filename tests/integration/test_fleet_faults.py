@@ -54,6 +54,8 @@ from support.spoiling import (
     wrong_type,
 )
 
+pytestmark = pytest.mark.fleet
+
 
 def played(inside: InsideGrid, chosen: Config, folder: Path, resume: bool = False) -> Path:
     for _ in play(inside, recipe_app(), FleetRun(chosen, folder, resume, poll=0.01)):

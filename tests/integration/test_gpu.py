@@ -225,7 +225,7 @@ def own(beside: Callable[[Tensor], Tensor], *settings: str) -> Experiment:
     return played(build_experiment(config, family=family, accelerator="cuda"))
 
 
-def test_a_family_of_ones_own_is_captured() -> None:
+def test_a_users_own_family_is_captured() -> None:
     fast = own(torch.nn.Identity())
     assert not fast.engine.devices.waves.refused  # type: ignore[attr-defined]
     assert apart(own(torch.nn.Identity(), "runtime.engine=plain"), fast) < 1e-3
@@ -239,7 +239,7 @@ def test_a_family_of_ones_own_is_captured() -> None:
     ],
     ids=["dropout", "a number read on the host"],
 )
-def test_what_cannot_be_captured_is_trained_plainly_and_said_once(
+def test_a_module_that_cannot_be_captured_is_trained_plainly_with_one_warning(
     beside: Callable[[Tensor], Tensor], reason: str
 ) -> None:
     with warnings.catch_warnings(record=True) as said:
@@ -275,7 +275,7 @@ def test_runs_one_after_the_other_need_no_more_than_one() -> None:
     assert torch.cuda.max_memory_reserved() <= 1.2 * one
 
 
-def test_where_memory_runs_out_fewer_devices_train_at_a_time(request: pytest.FixtureRequest) -> None:
+def test_fewer_devices_train_at_a_time_if_memory_runs_out(request: pytest.FixtureRequest) -> None:
     """The process may have what one device of each tier took, and a third of what more took; much less is one line.
 
     In a process of its own: what streams of earlier runs keep cannot be given back.
@@ -319,7 +319,7 @@ def test_where_memory_runs_out_fewer_devices_train_at_a_time(request: pytest.Fix
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_a_run_that_is_resumed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     """In float64 within 1e-9: on a GPU sums may come in another order."""
     whole, first, rest = (numbers("cuda", "fedhen", "scaffold", rounds=rounds) for rounds in (6, 3, 6))
     for experiment, name, how in ((whole, "a", NEW_RUN), (first, "b", NEW_RUN), (rest, "b", ResumePolicy(resume=True))):

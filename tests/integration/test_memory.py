@@ -31,6 +31,7 @@ from fedhen.hardware.memory import free_memory
 from fedhen.params import Weights, is_finite, pack, unpack
 from fedhen.runs.reader import read_run
 from support.families import two_exits
+from support.tiny import TINY_OPTIONS
 
 CPU = torch.device("cpu")
 
@@ -134,7 +135,7 @@ def test_rows_on_disk_leave_nothing_behind(fails: bool, tmp_path: Path) -> None:
     assert not open_files(tmp_path) and not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_not_there_and_a_full_disk_are_told(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_full_disk_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a folder"):
         experiment(10, runtime={"storage_dir": str(tmp_path / "none")})
     shelf = StateStore(OnDisk("/dev/null", CPU))
@@ -142,7 +143,7 @@ def test_a_folder_that_is_not_there_and_a_full_disk_are_told(tmp_path: Path) -> 
         shelf[0] = {"w": torch.ones(3)}
 
 
-def test_slots_on_disk_are_used_again(tmp_path: Path) -> None:
+def test_slots_on_disk_are_reused(tmp_path: Path) -> None:
     place = OnDisk(str(tmp_path), CPU)
     shelf = StateStore(place)
     for device in range(5):
@@ -158,7 +159,7 @@ def test_slots_on_disk_are_used_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [None, "disk"])
-def test_what_was_read_stays_when_a_device_is_written_again(place: str | None) -> None:
+def test_a_row_that_was_read_does_not_change_when_it_is_written_again(place: str | None) -> None:
     shelf = StateStore(OnDisk("", CPU) if place else None)
     block = torch.arange(6.0)
     shelf[0] = {"w": block[2:4]}
@@ -168,7 +169,7 @@ def test_what_was_read_stays_when_a_device_is_written_again(place: str | None) -
     assert before.tolist() == [2.0, 3.0] and shelf[0]["w"].tolist() == [8.0, 9.0]
 
 
-def test_the_roomiest_place() -> None:
+def test_the_place_of_the_rows_is_the_fastest_with_enough_memory() -> None:
     """A quarter of the accelerator, half of the host."""
     assert choose_storage(25, 100, 1000) == "accelerator"
     assert choose_storage(26, 100, 1000) == choose_storage(500, 100, 1000) == "host"
@@ -211,6 +212,7 @@ for case in ((10, 2, 3, "host"), (1000, 2, 3, "host"), (1000, 4, 25, "disk")):
 """
 
 
+@pytest.mark.process
 def test_memory_does_not_grow_with_the_devices() -> None:
     """A model of 1,040,003 floats is 4.2 MB. Peak memory of the process, after one another in the same process:
 
@@ -282,7 +284,7 @@ def test_whole_numbers_are_summed_as_they_are() -> None:
 # Packing, and finiteness of all types.
 
 
-def test_weights_that_lie_one_behind_the_other_are_packed_without_a_copy() -> None:
+def test_contiguous_weights_are_packed_without_a_copy() -> None:
     block = torch.arange(20.0)
     weights = {"a": block[3:7].view(2, 2), "b": block[7:8].view(()), "c": block[8:12]}
     vector = pack(weights)
@@ -305,7 +307,7 @@ def test_packing_keeps_every_type() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_the_largest_numbers_are_finite_and_bad_ones_are_seen_beside_others(kind: torch.dtype) -> None:
+def test_the_largest_numbers_are_finite_and_one_bad_number_is_found(kind: torch.dtype) -> None:
     largest = torch.finfo(kind).max
     good = {"w": torch.tensor([largest, -largest], dtype=kind), "n": torch.tensor([2**62]), "v": torch.ones(3)}
     assert is_finite(good) and is_finite({"n": torch.tensor([1])}) and is_finite({})
@@ -319,7 +321,7 @@ def test_the_largest_numbers_are_finite_and_bad_ones_are_seen_beside_others(kind
 def test_every_command_works_without_the_devices_average(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from fedhen.cli import main
 
-    small = ["--set", "data.limit=60", "--set", "devices.number=4", "--set", "devices.active=2", "--rounds", "2"]
+    small = [*TINY_OPTIONS, "--rounds", "2"]
     off = ["--set", "evaluation.devices=false", "--set", "evaluation.ensemble=true"]
     one, both = tmp_path / "one", tmp_path / "both"
     assert main(["run", "digits", *small, *off, "--out", str(one)]) == 0

@@ -1,1 +1,1 @@
-"""What tests share: families, configurations, processes that are killed, and made-up runs and nodes."""
+"""What tests share: model families, configurations, processes that are killed, made-up runs, a fleet in one process."""

@@ -1,4 +1,4 @@
-"""Options for tiny runs on the command line, and the check of a command that is refused."""
+"""The check of a command that is refused."""
 
 from __future__ import annotations
 
@@ -6,21 +6,9 @@ import pytest
 
 from fedhen.cli import main
 
-TINY = [
-    "--set",
-    "data.limit=80",
-    "--set",
-    "training.epochs=1",
-    "--set",
-    "devices.number=4",
-    "--set",
-    "devices.active=2",
-]
-NARROW = ["--set", "model.widths=[4, 4, 8, 8]", "--quiet"]
-
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that a wrong call prints; it exits with 2."""
+    """Returns the one line that a wrong command prints before it exits with 2."""
     try:
         code: object = main(list(arguments))
     except SystemExit as stop:

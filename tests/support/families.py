@@ -1,4 +1,4 @@
-"""Small families for the tests: models of a few numbers."""
+"""Small model families, and text data with words that a model does not know."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedhen.algorithm.updates import Reply, Update
 
 
 def came_back(replies: Iterable[Reply]) -> list[Update]:
-    """What the devices sent, none of which failed."""
+    """Returns the updates of devices of which none failed."""
     replies = list(replies)
     updates = [reply for reply in replies if isinstance(reply, Update)]
     assert updates == replies
@@ -46,7 +46,7 @@ def two_exits(inputs: int = 6, classes: int = 3) -> Family:
 
 
 class Scalars(nn.Module):
-    """Weights a (shared) and b (deep only), so that averages can be done in the head."""
+    """Weights a (shared) and b (deep only), so that averages can be worked out by hand."""
 
     def __init__(self, deep: bool) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def scalars() -> Family:
 
 
 class Words(nn.Module):
-    """A mean of word vectors with two exits: a word that it does not know makes it raise, as a broken device would."""
+    """A mean of word vectors with two exits. It raises at an unknown word, as a broken device would."""
 
     def __init__(self, deep: bool, padding: int | None) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def words(padding: int | None = None) -> Family:
 
 
 def texts(unknown: Iterable[int] = ()) -> Data:
-    """Eight devices with ten texts of three words each; those named have words that the model does not know."""
+    """Returns eight devices with ten texts of three words each. The devices in `unknown` have an unknown word."""
     rng = np.random.default_rng(0)
     devices = [(rng.integers(0, 10, (10, 3)), rng.integers(0, 3, 10)) for _ in range(8)]
     for device in unknown:

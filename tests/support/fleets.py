@@ -1,4 +1,4 @@
-"""Runs of a small fleet inside one process, and of the simulator, to be compared."""
+"""Small runs on a fleet inside one process and in the simulator, to be compared."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import recipe_app
 from fedhen.fleet.server import FleetRun, play
 from support.inside import grid
+from support.tiny import TINY
 
 SMALL = [
-    *("data.limit=60", "devices.number=6", "devices.active=4", "training.epochs=1", "rounds=3"),
-    *("training.batch_size=5", "model.widths=[4, 4, 8, 8]", "evaluation.every=3", "checkpoint.rounds=1"),
+    *(*TINY, "data.limit=60", "devices.number=6", "devices.active=4", "rounds=3"),
+    *("training.batch_size=5", "evaluation.every=3", "checkpoint.rounds=1"),
     "runtime.engine=plain",
 ]
 
@@ -45,7 +46,7 @@ def fleet(chosen: Config, folder: Path, state: Path) -> Path:
 
 
 def with_only(active: Callable[[int], Sequence[int]], chosen: Config, folder: Path) -> Path:
-    """The simulation in which just these devices are active."""
+    """Simulates a run in which only these devices are active."""
     folder.mkdir()
     for _ in play_run(
         folder, build_experiment(chosen, accelerator="cpu", activate=lambda number, _: [*active(number)])

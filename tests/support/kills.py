@@ -1,6 +1,7 @@
-"""Runs as processes that can be killed at any moment, and what must be the same when they have gone on.
+"""Runs as processes that are killed at chosen moments, and the comparison of their results after they are resumed.
 
-`python kills.py` imports fedhen and forks a process for each command on its standard input: without 3 s of imports.
+`python kills.py` imports fedhen once and forks a process for each command on its standard input, which saves 3 s of
+imports a command.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Moment = Callable[[Path, random.Random], bool]
-"""Whether it is time to kill the process that plays this folder."""
+"""Returns whether it is time to kill the process that writes this folder."""
 
 
 class Forks:
-    """Starts commands, one at a time; one that a failed test has left behind is killed before the next."""
+    """Starts commands, one at a time. A command that a failed test left running is killed before the next one."""
 
     def __init__(self) -> None:
         self.last: Started | None = None
@@ -50,7 +51,7 @@ class Forks:
         self.clear()
         self.server.stdin.write(json.dumps([list(arguments), str(log)]) + "\n")
         self.server.stdin.flush()
-        self.last = Started(self, self.said(), log)
+        self.last = Started(self, self.read_number(), log)
         return self.last
 
     def clear(self) -> None:
@@ -58,18 +59,18 @@ class Forks:
             self.last.kill()
             self.last.wait()
 
-    def said(self) -> int:
+    def read_number(self) -> int:
         assert self.server.stdout is not None
         return int(self.server.stdout.readline())
 
     def run(self, arguments: Sequence[str], log: Path) -> tuple[int, str]:
-        """The exit code, and all that it printed."""
+        """Returns the exit code and everything that the command printed."""
         return self.start(arguments, log).wait(), log.read_text()
 
 
 @dataclass
 class Started:
-    """A process."""
+    """A command that was started."""
 
     forks: Forks
     pid: int
@@ -79,28 +80,28 @@ class Started:
         os.kill(self.pid, number)
 
     def ended(self) -> bool:
-        """It is not waited for before it is asked for, so that its number stays its own."""
+        """Returns whether the process is a zombie: it is reaped only in `wait`, so that its id is not reused."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
     def wait(self) -> int:
-        """The exit code, below zero after a signal."""
+        """Returns the exit code, which is negative after a signal."""
         assert self.forks.server.stdin is not None
         self.forks.last = None
         self.forks.server.stdin.write("\n")
         self.forks.server.stdin.flush()
-        return self.forks.said()
+        return self.forks.read_number()
 
 
 WARM = ("fedhen.experiment.build", "fedhen.experiment.runner", "torch._dynamo", "torch.fx", "torch.utils.flop_counter")
-"""What a run imports, and takes seconds."""
+"""Modules that a run imports and that take seconds."""
 
 
 HOLD = ".hold"
-"""The end of the name of a file beside a run's folder: how many steps to let pass, and whether to stop then."""
+"""Suffix of a file next to a run folder. It holds how many steps to let pass, and whether to stop after them."""
 
 
 def hold_while_saving() -> None:
-    """Before this process opens or renames a checkpoint's file, see whether it is to be killed there."""
+    """Stops this process before it opens or renames a checkpoint file if a `HOLD` file says so."""
     passed = 0
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
@@ -149,7 +150,7 @@ def serve() -> None:
 
 
 def wait_for(happened: Callable[[], T], seconds: float = 240.0) -> T:
-    """What it gives when it gives something."""
+    """Calls `happened` until it returns something true, and returns that."""
     end = time.monotonic() + seconds
     while not (found := happened()):
         assert time.monotonic() < end
@@ -158,7 +159,7 @@ def wait_for(happened: Callable[[], T], seconds: float = 240.0) -> T:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have."""
+    """Returns the processes that a process started, directly or indirectly."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -173,7 +174,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all that it has started: all are stopped first, so that none starts another one unseen."""
+    """Kills a process and its descendants. All are stopped first, so that none can start another one meanwhile."""
     stopped: set[int] = set()
     while new := {pid, *descendants(pid)} - stopped:
         send(new, signal.SIGSTOP)
@@ -187,20 +188,20 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def lines(folder: Path) -> int:
+def count_rounds(folder: Path) -> int:
     path = folder / "rounds.jsonl"
     return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
 def after_some_rounds(least: int, most: int) -> Callable[[Path, random.Random], Moment]:
-    """When that many more rounds are recorded, and a little later."""
+    """A moment shortly after `least` to `most` further rounds are recorded."""
 
     def begin(folder: Path, rng: random.Random) -> Moment:
-        # It begins at a checkpoint: the lines after it are cut off and come again.
-        goal, last = rng.randint(least, most), [lines(folder), 0]
+        # The run resumes at a checkpoint: the lines after it are removed and written again.
+        goal, last = rng.randint(least, most), [count_rounds(folder), 0]
 
         def reached(folder: Path, rng: random.Random) -> bool:
-            now = lines(folder)
+            now = count_rounds(folder)
             last[1] += max(0, now - last[0])
             last[0] = now
             if last[1] < goal:
@@ -214,14 +215,14 @@ def after_some_rounds(least: int, most: int) -> Callable[[Path, random.Random], 
 
 
 def while_saving(folder: Path, rng: random.Random) -> Moment:
-    """At one of the steps of a checkpoint's writing, or a moment later; see `hold_while_saving`."""
+    """A moment while a checkpoint is written, or shortly after; see `hold_while_saving`."""
     hold = folder.with_suffix(HOLD)
     hold.write_text(json.dumps([rng.randint(0, 7), rng.random() < 0.5]))
     return lambda folder, rng: not hold.exists()
 
 
 def after_some_time(folder: Path, rng: random.Random) -> Moment:
-    """At any moment of the start."""
+    """A moment while the process starts."""
     until = time.monotonic() + rng.uniform(0, 0.6)
     return lambda folder, rng: time.monotonic() >= until
 
@@ -229,15 +230,17 @@ def after_some_time(folder: Path, rng: random.Random) -> Moment:
 MOMENTS = (after_some_rounds(1, 6), while_saving, after_some_rounds(1, 6), after_some_time)
 
 
-def killed(forks: Forks, command: Sequence[str], folder: Path, kills: int, rng: random.Random) -> dict[str, int]:
-    """Play into a folder with so many kills, then to the end; how many kills came at which moment."""
+def play_with_kills(
+    forks: Forks, command: Sequence[str], folder: Path, kills: int, rng: random.Random
+) -> dict[str, int]:
+    """Plays a run with `kills` kills, then to its end. Returns the number of kills at each moment."""
     done: dict[str, int] = {}
     log = folder.with_suffix(".log")
     number = rng.randrange(len(MOMENTS))
     while sum(done.values()) < kills:
         begin = MOMENTS[number % len(MOMENTS)]
         number += 1
-        # Both ways to go on; the first also begins.
+        # Both ways to resume; only `run --resume` can also begin.
         resume = (folder / "config.toml").is_file() and rng.random() < 0.5
         arguments = ["resume", str(folder)] if resume else [*command, "--out", str(folder), "--resume"]
         reached, has_saved = begin(folder, rng), any(folder.glob("checkpoints/*.json"))
@@ -261,20 +264,20 @@ def killed(forks: Forks, command: Sequence[str], folder: Path, kills: int, rng: 
     return done
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """All that must not depend on an interruption: records, models, and the state that would go on."""
+def lasting_files(folder: Path) -> dict[str, bytes]:
+    """Returns the files that no interruption may change: records, models and the state of the checkpoints."""
     files = [folder / "rounds.jsonl", *folder.glob("models/*"), *folder.glob("checkpoints/*.safetensors")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def same(one: Path, other: Path) -> bool:
-    """To the byte; and nothing is left behind."""
+def same_run(one: Path, other: Path) -> bool:
+    """Returns whether two finished runs have the same bytes, and the other left no temporary file behind."""
     a, b = (json.loads((folder / "summary.json").read_text()) for folder in (one, other))
     left = list(other.rglob("*.part"))
     timed = [json.loads(line)["round"] for line in (other / "timing.jsonl").read_text().splitlines()]
     return (
-        content(one) == content(other)
-        and len(content(one)) >= 4
+        lasting_files(one) == lasting_files(other)
+        and len(lasting_files(one)) >= 4
         and {**a, "seconds": 0} == {**b, "seconds": 0}
         and not left
         and timed == list(range(1, len(timed) + 1)) == list(range(1, a["rounds"] + 1))

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 
 class Checker(HTMLParser):
-    """Fails on a tag that does not match; collects text, tags, ids and references."""
+    """Reads a page: fails on a tag that does not match, and collects text, tags, ids and references."""
 
     VOID = ("meta", "br", "hr", "img", "link", "input")
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-TWO_RANKS = ["--set", "data.limit=100", "--set", "devices.number=6", "--set", "devices.active=3"]
+from support.tiny import TINY, as_options
+
+SIX_DEVICES = as_options([*TINY, "devices.number=6", "devices.active=3"])
 
 
 def torchrun(number: int, *command: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number), *command]
 
 
-def ours(text: str) -> list[str]:
-    """The lines that fedhen wrote: torchrun adds a report of its own."""
+def fedhen_lines(text: str) -> list[str]:
+    """Returns the lines that fedhen wrote; torchrun adds a report."""
     return [line for line in text.splitlines() if line.startswith("fedhen: ")]
 
 

@@ -1,4 +1,4 @@
-"""What every rank of the tests runs, started by `test_ranks.py` with or without torchrun.
+"""The script that every rank of `test_ranks.py` runs, with or without torchrun.
 
 python ranks_script.py train|errors|lost FOLDER
 """
@@ -27,12 +27,13 @@ from fedhen.errors import UserError
 from fedhen.interrupts import stop_ranks_after_round
 from fedhen.params import Average
 from support.families import texts, two_exits, words
+from support.tiny import TINY, as_options
 
 RANK = int(os.environ.get("RANK", "0"))
 
 
 def data(seed: int = 0) -> fedhen.Data:
-    """Devices of 3 to 12 examples, so that the ranks' shares are of unequal length."""
+    """Returns devices of 3 to 12 examples, so that the ranks have shares of unequal length."""
     rng = np.random.default_rng(seed)
     devices = [(rng.normal(size=(n, 6)), rng.integers(0, 3, n)) for n in range(3, 13)]
     return fedhen.per_device(devices, rng.normal(size=(50, 6)), rng.integers(0, 3, 50), classes=3)
@@ -47,7 +48,7 @@ def train(folder: Path) -> None:
             "local": {"name": local},
         }
         run = fedhen.train(two_exits(), data(), out=folder / local, accelerator="cpu", **settings)
-        # In one piece: the ranks share one output.
+        # In one write: the ranks share one output.
         sys.stderr.write(f"{local}: rank {RANK} has {sorted(run.experiment.last_models.rows)}\n")
         assert run.model("simple", "devices") is not None, "any rank can ask, without the others"
     # Devices 2 and 5 fail, on whichever rank they train.
@@ -62,7 +63,7 @@ def train(folder: Path) -> None:
 
 
 def averages(folder: Path) -> None:
-    """Corners, rows and whole tensors, of which each rank folds one half: nobody holds d, only the last b."""
+    """Averages corners, rows and whole tensors, half of them on each rank. No model holds d, only the last holds b."""
     ranks = process_group.join(torch.device("cpu"))
     shapes = {"a": (2, 2), "b": (3,), "c": (2,), "d": (1,)}
     models = [
@@ -82,7 +83,7 @@ def averages(folder: Path) -> None:
 
 
 def errors(folder: Path) -> int:
-    """Ranks that are given unlike data; then what all ranks have, what rank 0 has alone, and what it does not have."""
+    """Gives the ranks unlike data; then an error on all ranks, on rank 0 alone, and on rank 1 alone."""
     try:
         # As in a script that draws without a seed.
         fedhen.train(two_exits(), data(seed=RANK), accelerator="cpu", rounds=1, devices={"active": 5})
@@ -93,13 +94,13 @@ def errors(folder: Path) -> int:
     if RANK:
         # As on a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    small = ["--set", "devices.number=4", "--set", "devices.active=4", "--set", "data.limit=60"]
+    small = as_options([*TINY, "devices.active=4"])
     on_disk = ["--set", "runtime.storage=disk", "--set", f"runtime.storage_dir={folder}"]
     return main(["run", "digits", "--rounds", "1", "--quiet", "--out", str(folder / "none"), *small, *on_disk])
 
 
 def lost(folder: Path) -> int:
-    """Rank 1 is gone; rank 0, which stops at signals, is about to say so when it is told to end."""
+    """Rank 1 ends. Rank 0 gets SIGTERM while it is about to report that, and again while it reports it."""
     ranks = process_group.join(torch.device("cpu"))
     ranks.gather(0)
     if RANK:
@@ -111,7 +112,6 @@ def lost(folder: Path) -> int:
             finally:
                 os.kill(os.getpid(), signal.SIGTERM)
     except RankLost as error:
-        # And again; somebody else might speak meanwhile.
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1)
         print(f"fedhen: {error}", file=sys.stderr)

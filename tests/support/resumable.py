@@ -1,29 +1,20 @@
-"""Commands of small runs to be killed and resumed: what is saved and how often differs."""
+"""Commands of small runs that are killed and resumed. They differ in what is saved, and in how often."""
 
 from __future__ import annotations
 
-SMALL = {
-    "data.limit": "60",
-    "devices.number": "8",
-    "devices.active": "4",
-    "training.epochs": "1",
-    "model.widths": "[4, 4, 8, 8]",
-    "runtime.engine": "plain",
-    "checkpoint.rounds": "2",
+from support.tiny import TINY, as_options
+
+SETTINGS = [
+    *(*TINY, "data.limit=60", "devices.number=8", "devices.active=4"),
+    *("runtime.engine=plain", "checkpoint.rounds=2"),
+]
+RUNS_TO_KILL = {
+    "plain": ["checkpoint.rounds=1", "runtime.storage=disk"],
+    "scaffold": ["local.name=scaffold", "checkpoint.rounds=3", "runtime.engine=fast"],
+    "by loss": ["devices.sampling=loss", "evaluation.every=3"],
 }
-KINDS = {
-    "plain": {"checkpoint.rounds": "1", "runtime.storage": "disk"},
-    "scaffold": {"local.name": "scaffold", "checkpoint.rounds": "3", "runtime.engine": "fast"},
-    "by loss": {"devices.sampling": "loss", "evaluation.every": "3"},
-}
+"""Name -> settings."""
 
 
-def run(rounds: int, **changes: str) -> list[str]:
-    settings = {**SMALL, **{key.replace("__", "."): value for key, value in changes.items()}}
-    return [
-        "run",
-        "digits",
-        "--rounds",
-        str(rounds),
-        *(f"--set={key}={value}" for key, value in settings.items()),
-    ]
+def run_command(rounds: int, *settings: str) -> list[str]:
+    return ["run", "digits", "--rounds", str(rounds), *as_options([*SETTINGS, *settings])]

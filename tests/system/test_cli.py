@@ -13,7 +13,8 @@ import pytest
 
 from fedhen.cli import main
 from fedhen.runs.reader import read_run
-from support.cli import NARROW, TINY, refused
+from support.cli import refused
+from support.tiny import TINY_OPTIONS
 
 
 def fedhen(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -22,9 +23,10 @@ def fedhen(*arguments: str, cwd: Path, **environment: str) -> subprocess.Complet
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=variables, timeout=300, check=False)
 
 
+@pytest.mark.process
 def test_compare_run_report_evaluate(tmp_path: Path) -> None:
     """One comparison; then its pieces again by the other commands, with the same numbers."""
-    made = fedhen("compare", "--rounds", "2", *TINY, *NARROW, cwd=tmp_path)
+    made = fedhen("compare", "--rounds", "2", *TINY_OPTIONS, "--quiet", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     folder = tmp_path / "runs" / "digits-compare"
     assert f"page: {Path('runs') / 'digits-compare' / 'report.html'}" in made.stdout
@@ -69,8 +71,9 @@ def test_compare_run_report_evaluate(tmp_path: Path) -> None:
     )
 
 
-def test_plain_lines_when_the_output_is_no_terminal(tmp_path: Path) -> None:
-    made = fedhen("run", "digits", "--rounds", "2", *TINY, *NARROW[:2], cwd=tmp_path)
+@pytest.mark.process
+def test_plain_lines_if_the_output_is_not_a_terminal(tmp_path: Path) -> None:
+    made = fedhen("run", "digits", "--rounds", "2", *TINY_OPTIONS, cwd=tmp_path)
     lines = made.stderr.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("fedhen  round 1/2  simple ") and "s a round" in lines[0] and "left" in lines[0]
@@ -81,7 +84,7 @@ def test_plain_lines_when_the_output_is_no_terminal(tmp_path: Path) -> None:
 def test_every_run_gets_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        assert main(["run", "digits", "--rounds", "1", *TINY, *NARROW]) == 0
+        assert main(["run", "digits", "--rounds", "1", *TINY_OPTIONS, "--quiet"]) == 0
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["digits-fedhen-seed0", "digits-fedhen-seed0-2"]
 
 
@@ -149,7 +152,7 @@ def test_output_folders_are_never_overwritten_without_force(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = ["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out"]
+    run = ["run", "digits", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--out"]
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("two years of work")
     assert "mine is not empty: choose another --out" in refused(capsys, *run, "mine")
@@ -172,7 +175,7 @@ def test_a_refused_comparison_changes_nothing(
 ) -> None:
     """Neither a folder made before the refusal nor a run deleted before it."""
     monkeypatch.chdir(tmp_path)
-    compare = ["compare", "--rounds", "1", *TINY, *NARROW, "--methods", "fedhen,noside", "--out", "out"]
+    compare = ["compare", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--methods", "fedhen,noside", "--out", "out"]
     assert main(compare) == 0
     capsys.readouterr()
     Path("out/noside/config.toml").rename("out/noside/thesis.txt")
@@ -182,8 +185,9 @@ def test_a_refused_comparison_changes_nothing(
     assert sorted(p for p in Path("out").rglob("*")) == before
 
 
-def test_two_comparisons_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedhen", "compare", "--rounds", "1", *TINY, *NARROW]
+@pytest.mark.process
+def test_two_comparisons_at_once_get_different_folders(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedhen", "compare", "--rounds", "1", *TINY_OPTIONS, "--quiet"]
     processes = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait(timeout=300) for process in processes] == [0, 0]
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["digits-compare", "digits-compare-2"]
@@ -192,7 +196,7 @@ def test_two_comparisons_at_once_get_folders_of_their_own(tmp_path: Path) -> Non
 def test_several_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A run for each seed, the same as that seed alone; tables give n, and curves a band."""
     monkeypatch.chdir(tmp_path)
-    small = ["--rounds", "1", *TINY, *NARROW]
+    small = ["--rounds", "1", *TINY_OPTIONS, "--quiet"]
     assert main(["compare", "--seeds", "3,5", "--methods", "fedhen,noside", *small]) == 0
     assert "fedhen (n = 2)" in capsys.readouterr().out
     folder = tmp_path / "runs" / "digits-compare"
@@ -207,14 +211,14 @@ def test_several_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_an_unwritable_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Below /sys not even root may make a folder."""
-    run = ["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out"]
+    run = ["run", "digits", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--out"]
     message = refused(capsys, *run, "/sys/fedhen")
     assert "cannot write to /sys/fedhen: " in message and message.endswith("; choose another --out\n")
 
 
 def test_a_damaged_run_folder_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert main(["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out", str(run)]) == 0
+    assert main(["run", "digits", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--out", str(run)]) == 0
     capsys.readouterr()
     model = run / "models" / "server-simple.safetensors"
     model.write_bytes(model.read_bytes()[:100])
@@ -238,7 +242,7 @@ def test_damage_of_every_kind_is_one_line(
     name: str, content: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out", "run"]) == 0
+    assert main(["run", "digits", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--out", "run"]) == 0
     capsys.readouterr()
     Path("run", name).write_text(content)
     assert "run is damaged" in refused(capsys, "report", "run")
@@ -248,7 +252,7 @@ def test_damage_of_every_kind_is_one_line(
 
 def test_a_model_that_no_longer_scores_as_recorded_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert main(["run", "digits", "--rounds", "1", *TINY, *NARROW, "--out", str(run)]) == 0
+    assert main(["run", "digits", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--out", str(run)]) == 0
     summary = json.loads((run / "summary.json").read_text())
     summary["final"]["server"]["simple"] = 0.5
     (run / "summary.json").write_text(json.dumps(summary))
@@ -265,15 +269,19 @@ def test_recipes_are_listed_and_printed_as_a_config_that_runs(
     config = tmp_path / "mine.toml"
     config.write_text(capsys.readouterr().out)
     out = tmp_path / "run"
-    assert main(["run", "--config", str(config), "--rounds", "1", *TINY, *NARROW, "--out", str(out)]) == 0
+    assert main(["run", "--config", str(config), "--rounds", "1", *TINY_OPTIONS, "--quiet", "--out", str(out)]) == 0
     assert read_run(out).config["rounds"] == 1
 
 
-def test_ctrl_c_says_so_and_exits_with_130(tmp_path: Path) -> None:
+@pytest.mark.process
+def test_ctrl_c_prints_how_to_resume_and_exits_with_130(tmp_path: Path) -> None:
     import signal
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedhen", "run", "digits", *TINY], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "fedhen", "run", "digits", "--rounds", "1000", *TINY_OPTIONS],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stderr is not None
     assert "round 1/" in process.stderr.readline()
@@ -283,7 +291,8 @@ def test_ctrl_c_says_so_and_exits_with_130(tmp_path: Path) -> None:
     assert re.match(r"fedhen: stopped after round \d+; go on with: fedhen resume runs/", rest.splitlines()[-1])
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.process
+def test_a_closed_output_pipe_is_not_an_error(tmp_path: Path) -> None:
     """As with `fedhen recipes digits | head -0`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "fedhen", "recipes", "digits"],

@@ -32,6 +32,8 @@ from fedhen.runs.layout import ROUNDS, TIMING
 from fedhen.runs.writer import RunWriter
 from support.kills import wait_for
 
+pytestmark = [pytest.mark.fleet, pytest.mark.process]
+
 STARTING = """
 import sys, time
 from pathlib import Path

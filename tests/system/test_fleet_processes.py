@@ -33,6 +33,8 @@ from fedhen.runs.reader import read_run
 from support.fleets import same_models, with_only
 from support.kills import kill_tree, wait_for
 
+pytestmark = [pytest.mark.fleet, pytest.mark.process]
+
 TESTS = Path(__file__).parent.parent
 NODES = {"simple": 1, "complex": 1}
 SMALL = [

@@ -17,9 +17,11 @@ from fedhen.errors import UserError
 from fedhen.runs.layout import FLEET
 from fedhen.runs.reader import read_run
 from fedhen.runs.writer import explain_write_errors
-from support.cli import NARROW, TINY
+from support.tiny import TINY_OPTIONS
 
-RUN = ["run", "digits", "--rounds", "30", *TINY, *NARROW, "--out"]
+pytestmark = pytest.mark.process
+
+RUN = ["run", "digits", "--rounds", "30", *TINY_OPTIONS, "--quiet", "--out"]
 PAGE = 4096
 Mount = Callable[[Path, str], None]
 
@@ -96,7 +98,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_file_that_may_not_grow_needs_no_rights_to_try(tmp_path: Path) -> None:
+def test_a_file_size_limit_ends_a_run_with_one_line(tmp_path: Path) -> None:
     """As a quota would: the records end in mid-line, and the last one is known to be torn."""
     command = [sys.executable, "-c", LIMITED, *RUN, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

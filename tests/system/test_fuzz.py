@@ -27,6 +27,8 @@ from fedhen.config.toml import apply_settings, read_toml, to_toml
 from fedhen.config.validation import list_settings as every_setting
 from fedhen.errors import UserError
 
+pytestmark = pytest.mark.fuzz
+
 NOWHERE = ["--set", "data.name=./nowhere.npz"]
 EXAMPLES = settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 KEYS = [key for key, _ in every_setting()]
@@ -161,7 +163,7 @@ assignments = st.one_of(
 
 @EXAMPLES
 @given(st.sampled_from(sorted(RECIPES)), st.lists(assignments, max_size=4))
-def test_any_setting_is_taken_or_refused_in_one_line(recipe: str, texts: list[str]) -> None:
+def test_any_setting_is_accepted_or_refused_in_one_line(recipe: str, texts: list[str]) -> None:
     given = [part for text in texts for part in ("--set", text)]
     refused(["run", recipe, *(part for part in given), *NOWHERE, "--out", "never"])
     with contextlib.suppress(UserError):

@@ -20,8 +20,9 @@ from fedhen.engines.sharded import assign_to_ranks
 from fedhen.fleet.local_fleet import free_port
 from support import ranks_script
 from support.kills import wait_for
-from support.ranks import TWO_RANKS as TINY
-from support.ranks import children, ours, torchrun
+from support.ranks import SIX_DEVICES, children, fedhen_lines, torchrun
+
+pytestmark = pytest.mark.process
 
 SCRIPT = Path(ranks_script.__file__)
 
@@ -71,8 +72,19 @@ def ours_of(text: str, local: str) -> list[str]:
 
 def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     """One rank gives the bytes of a plain run; two write one folder, show progress once and print one report."""
-    run = ["-m", "fedhen", "run", "digits", "--rounds", "2", *TINY, "--quiet", "--out"]
-    compare = ["-m", "fedhen", "compare", "digits", "--methods", "fedhen,noside", "--rounds", "2", *TINY, "--out"]
+    run = ["-m", "fedhen", "run", "digits", "--rounds", "2", *SIX_DEVICES, "--quiet", "--out"]
+    compare = [
+        "-m",
+        "fedhen",
+        "compare",
+        "digits",
+        "--methods",
+        "fedhen,noside",
+        "--rounds",
+        "2",
+        *SIX_DEVICES,
+        "--out",
+    ]
     plain, one, two = (tmp_path / name for name in ("plain", "one", "two"))
     assert main([*run[2:], str(plain)]) == 0
     done = start(torchrun(1, *run, str(one)))
@@ -86,7 +98,7 @@ def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     assert json.loads((two / "fedhen" / "environment.json").read_text())["hardware"]["ranks"] == 2
 
 
-def test_errors_are_told_once(tmp_path: Path) -> None:
+def test_errors_are_printed_once(tmp_path: Path) -> None:
     """That of all ranks and that of rank 0 by rank 0; one of rank 1 by rank 1, and rank 0 ends too."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
@@ -94,7 +106,7 @@ def test_errors_are_told_once(tmp_path: Path) -> None:
     assert done.returncode != 0
     for rank in (0, 1):
         assert f"rank {rank}: the ranks have different settings, data or models" in done.stderr
-    setting, folder, *rest = ours(done.stderr)
+    setting, folder, *rest = fedhen_lines(done.stderr)
     assert setting.startswith("fedhen: unknown setting 'training.nothing'") and "is not empty" in folder
     first, *last = rest
     assert first.startswith("fedhen: rank 1 stopped: cannot keep the devices' models in ")
@@ -104,7 +116,9 @@ def test_errors_are_told_once(tmp_path: Path) -> None:
 
 def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     """SIGKILL to the second rank in mid-run: the other says so in one line, and no process is left."""
-    command = torchrun(2, "-m", "fedhen", "run", "digits", "--rounds", "500", *TINY, "--out", str(tmp_path / "run"))
+    command = torchrun(
+        2, "-m", "fedhen", "run", "digits", "--rounds", "500", *SIX_DEVICES, "--out", str(tmp_path / "run")
+    )
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
         ExitStack() as always,
@@ -117,12 +131,13 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
         os.kill(ranks[-1], signal.SIGKILL)
         _, errors = process.communicate(timeout=240)
     assert process.returncode != 0
-    assert len(ours(errors)) == 1 and "rank" in ours(errors)[0] and "stopped: " in ours(errors)[0], errors
+    (line,) = fedhen_lines(errors)
+    assert "rank" in line and "stopped: " in line
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_a_rank_that_has_lost_another_is_not_spoken_for(tmp_path: Path) -> None:
+def test_a_rank_that_lost_another_reports_only_that(tmp_path: Path) -> None:
     """Told to end just before it says so, as torchrun may do, it says that and no other word."""
     address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, str(SCRIPT), "lost", str(tmp_path)]
@@ -132,11 +147,11 @@ def test_a_rank_that_has_lost_another_is_not_spoken_for(tmp_path: Path) -> None:
             own = {**os.environ, **address, "RANK": rank}
             ranks.append(both.enter_context(subprocess.Popen(command, env=own, stderr=subprocess.PIPE, text=True)))
             both.callback(ranks[-1].kill)
-        (said,) = ours(ranks[0].communicate(timeout=240)[1])
+        (said,) = fedhen_lines(ranks[0].communicate(timeout=240)[1])
     assert said.startswith("fedhen: another rank cannot be reached") and ranks[0].returncode == 1
 
 
-def test_devices_are_shared_out_by_cost() -> None:
+def test_devices_are_assigned_to_ranks_by_cost() -> None:
     """7 → rank 0, 5 → rank 1, 4 → rank 1 (5 < 7), 3 → rank 0 (7 < 9), 1 → rank 1 (9 < 10)."""
     assert assign_to_ranks({10: 3, 11: 7, 12: 5, 13: 1, 14: 4}, 2, {}) == [[10, 11], [12, 13, 14]]
     assert assign_to_ranks({1: 2, 2: 2, 3: 2}, 4, {1: 3, 2: 3}) == [[2], [3], [], [1]], (

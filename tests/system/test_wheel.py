@@ -8,6 +8,12 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
+from support.tiny import TINY_OPTIONS
+
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -29,7 +35,6 @@ def test_the_wheel_installs_and_trains(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(site)}
     where = python("-c", "import fedhen; print(fedhen.__file__)", cwd=tmp_path, env=environment)
     assert Path(where.strip()).is_relative_to(site)
-    small = ["--set", "data.limit=40", "--set", "devices.number=2", "--set", "devices.active=1"]
-    out = python("-m", "fedhen", "compare", "--rounds", "1", *small, cwd=tmp_path, env=environment)
+    out = python("-m", "fedhen", "compare", "--rounds", "1", *TINY_OPTIONS, cwd=tmp_path, env=environment)
     assert "Rounds to target" in out
     assert (tmp_path / "runs" / "digits-compare" / "report.html").is_file()

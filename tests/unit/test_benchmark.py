@@ -61,6 +61,6 @@ def test_bench_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "times as fast as the plain loop" in out and "seconds a round" in out and not err
 
 
-def test_without_a_round_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_without_rounds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--rounds", "0"]) == 2
     assert "--rounds 0: it must be at least 1" in capsys.readouterr().err

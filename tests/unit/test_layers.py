@@ -1,69 +1,51 @@
-"""Each room imports only from rooms above it, in the direction the data flows; and the reports need no torch."""
+"""Packages import in one direction, tests import no other tests, and the README shows the packages as they are."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import fedhen
+from support.tree import LAYERS, PACKAGE, layer_of, make_tree, read_tree
 
-PACKAGE = Path(fedhen.__file__).parent
-ROOMS = [
-    "version",
-    "errors",
-    "seeds",
-    "params",
-    "exact_sums",
-    "interrupts",
-    "fileio",
-    "config",
-    "distributed",
-    "hardware",
-    "runs",
-    "tracking",
-    "data",
-    "models",
-    "algorithm",
-    "devices",
-    "engines",
-    "experiment",
-    "reports",
-    "benchmark",
-    "fleet",
-    "api",
-    "cli",
-]
+TESTS = Path(__file__).parents[1]
 
 
-def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
-
-
-def imports(path: Path) -> set[str]:
-    """The rooms that a file imports from."""
-    found = set()
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yields the full name of everything that a file imports."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module == "fedhen":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedhen."):
-            found.add((node.module or "").split(".")[1])
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("fedhen.")}
-    return found
+            yield from (alias.name for alias in node.names)
 
 
-def test_imports_go_one_way() -> None:
+def test_each_layer_imports_only_from_those_above_it() -> None:
     wrong = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.parent == PACKAGE and path.name.startswith("__"):
             continue
-        here = room(path)
-        assert here in ROOMS, f"{path.name}: give the new room its place in ROOMS"
-        above = ROOMS[: ROOMS.index(here) + 1]
-        wrong += [f"{path.relative_to(PACKAGE)} imports {name}" for name in imports(path) if name not in above]
+        here = layer_of(path)
+        assert here in LAYERS, f"{path.name}: add the new layer to LAYERS in tests/support/tree.py"
+        allowed = LAYERS[: LAYERS.index(here) + 1]
+        layers = {name.split(".")[1] for name in imported_modules(path) if name.startswith("fedhen.")}
+        wrong += [f"{path.relative_to(PACKAGE)} imports {layer}" for layer in layers.difference(allowed)]
     assert wrong == []
+
+
+def test_no_test_module_imports_another() -> None:
+    wrong = []
+    for path in sorted(TESTS.rglob("*.py")):
+        parts = {part for name in imported_modules(path) for part in name.split(".")}
+        wrong += [f"{path.name} imports {part}" for part in parts if part.startswith("test_") or part == "conftest"]
+    assert wrong == [], "what tests share belongs in tests/support"
+
+
+def test_the_tree_of_the_readme_is_that_of_the_package() -> None:
+    assert read_tree() == make_tree(), "run `make tree`"
 
 
 def test_help_recipes_and_reports_start_without_torch() -> None:
@@ -76,7 +58,7 @@ def test_help_recipes_and_reports_start_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_no_method_is_asked_for_its_name() -> None:
+def test_no_code_depends_on_the_name_of_a_method() -> None:
     """What a method does follows from its parts: nowhere does the package compare a method's name."""
     names = set(fedhen.METHODS)
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -27,7 +27,7 @@ def test_parts_of_an_address_do_not_run_into_each_other() -> None:
     assert seeds.number(1, "2") != seeds.number(1, 2)
 
 
-def test_torchs_own_draws_are_addressed_and_leave_the_outside_alone() -> None:
+def test_draws_of_torch_are_addressed_and_do_not_change_the_global_state() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)

@@ -119,7 +119,7 @@ def test_one_tier_reaches_the_optimum_of_the_sample_weighted_sum(local: dict[str
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_fedavg_does_not() -> None:
+def test_fedavg_does_not_reach_that_optimum() -> None:
     """Its fixed point with 4 local steps is that of other weights, Σ (1 − (1 − lr·k)⁴)·(c − w) = 0, not the optimum."""
     found = run(APART, {"name": "plain"}, ONE_TIER).server["simple"]["a"].numpy()
     pulled = 1 - (1 - 0.05 * CURVATURES) ** 4
@@ -147,7 +147,7 @@ def test_two_tiers_kept_apart_reach_two_optima(local: dict[str, Any]) -> None:
     np.testing.assert_allclose((server["complex"]["a"] + server["complex"]["b"]).numpy(), together, atol=1e-4)
 
 
-def test_partial_participation_reaches_it_too() -> None:
+def test_partial_participation_reaches_the_optimum() -> None:
     """Two of six a round: SCAFFOLD's c and FedDyn's mean run over all devices, active or not."""
     expected = (CURVATURES * CENTRES).sum(0) / CURVATURES.sum(0)
     for local in ({"name": "scaffold"}, {"name": "feddyn", "alpha": 1.0}):

@@ -63,7 +63,7 @@ def test_without_simple_devices() -> None:
     assert numbers(apart) == {"simple": {"a": 100.0}, "complex": {"a": 10.0, "b": 30.0}}
 
 
-def test_nobody_at_all() -> None:
+def test_without_any_device_all_weights_stay() -> None:
     assert numbers(merge(server(), [], share_common_weights, ServerConfig())) == numbers(server())
 
 
@@ -89,7 +89,7 @@ def test_shared_tiers_are_the_same_tensor() -> None:
     assert after["simple"]["a"] is after["complex"]["a"]
 
 
-def test_three_tiers_need_nothing_new() -> None:
+def test_three_tiers() -> None:
     """a is held by all: (1 + 2 + 6) / 3; b by two: (4 + 8) / 2; c by one."""
     before: TierModels = {"s": weights(a=0), "m": weights(a=0, b=0), "l": weights(a=0, b=0, c=0)}
     updates = [update(0, "s", a=1), update(1, "m", a=2, b=4), update(2, "l", a=6, b=8, c=9)]

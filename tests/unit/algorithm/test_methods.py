@@ -29,16 +29,9 @@ from fedhen.models.preact_resnet import Shape, preact_resnet
 from fedhen.params import Average
 from fedhen.runs.reader import read_run
 from support.families import two_exits
+from support.tiny import TINY, as_options
 
-SMALL = [
-    "data.limit=120",
-    "devices.number=6",
-    "devices.active=4",
-    "training.epochs=1",
-    "rounds=2",
-    "evaluation.every=1",
-]
-NARROW = [*SMALL, "model.widths=[4, 4, 8, 8]"]
+SMALL = [*TINY, "data.limit=120", "devices.number=6", "devices.active=4", "rounds=2", "evaluation.every=1"]
 
 
 def played(method: str, *settings: str, recipe: str = "digits") -> tuple[list[dict[str, Any]], Experiment]:
@@ -46,7 +39,7 @@ def played(method: str, *settings: str, recipe: str = "digits") -> tuple[list[di
     config = validation.from_mapping(
         {**METHODS[method].settings(load_recipe(recipe)), "method": method}, load_recipe(recipe)
     )
-    config = METHODS[method].keep_tiers(toml.apply_settings(config, [*NARROW, *settings]))
+    config = METHODS[method].keep_tiers(toml.apply_settings(config, [*SMALL, *settings]))
     experiment = build_experiment(config, accelerator="cpu")
     return [step.record for step in experiment.play()], experiment
 
@@ -219,7 +212,7 @@ def test_the_side_objective_on_a_width_nest_is_the_sum_of_two_separate_networks(
         torch.testing.assert_close(both[name], expected, rtol=1e-10, atol=1e-12)
 
 
-def test_an_exit_that_nobody_reads_costs_nothing() -> None:
+def test_an_unused_exit_is_not_computed() -> None:
     asked = []
 
     def thunk(place: int) -> Tensor:
@@ -341,7 +334,7 @@ def test_a_users_own_method_from_a_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mymethod.py").write_text(documented_method())
-    small = [word for setting in NARROW for word in ("--set", setting)]
+    small = as_options(SMALL)
     assert main(["run", "digits", "--method", "./mymethod.py:MINE", "--quiet", "--out", "own", *small]) == 0
     run = read_run(Path("own"))
     assert run.method == "twice" and run.config["method_file"] == f"{tmp_path}/mymethod.py:MINE"
@@ -366,7 +359,7 @@ def test_combinations_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small = [word for setting in NARROW for word in ("--set", setting)]
+    small = as_options(SMALL)
     methods = "fedhen,noside,decouple,heterofl,fedavg"
     assert (
         main(["compare", "digits", "--methods", methods, "--local", "feddyn", "--quiet", "--out", "out", *small]) == 0
@@ -391,7 +384,7 @@ def test_combinations_from_the_command_line(
         assert message in capsys.readouterr().err
 
 
-def test_what_cannot_be_combined_says_so() -> None:
+def test_combinations_that_are_impossible_are_refused() -> None:
     own = Method("own", lambda logits, labels: cross_entropy(logits[-1], labels), METHODS["fedhen"].pools)
     x = torch.randn(40, 6, dtype=torch.float64)
     data = fedhen.arrays(x, torch.arange(40) % 3, x, torch.arange(40) % 3)

@@ -91,7 +91,7 @@ def test_all_methods_start_from_the_same_weights_and_simple_from_its_corner_of_c
         assert torch.equal(tensor, fedhen["complex"][name])
 
 
-def test_the_distance_is_zero_by_construction_only_where_weights_are_shared() -> None:
+def test_the_distance_is_zero_by_construction_only_if_weights_are_shared() -> None:
     for method, is_zero in (("fedhen", True), ("noside", True), ("decouple", False)):
         distances = [s.record["distance"]["simple"] for s in experiment(method).play() if "distance" in s.record]
         assert len(distances) == 2
@@ -297,7 +297,7 @@ def test_momentum_by_hand() -> None:
         torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-14)
 
 
-def test_an_update_says_how_many_images_and_which_weights_it_stands_for() -> None:
+def test_an_update_has_the_number_of_images_and_the_trained_weights() -> None:
     """80 images on 10 devices are 8 each; NoSide's complex devices do not train the exit."""
     assert first_update().samples == 8
     assert {n for n in first_update("noside", 7).weights if n not in first_update("noside", 7).trained} == {

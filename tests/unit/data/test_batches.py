@@ -26,7 +26,7 @@ def test_every_epoch_visits_every_example_once(size: int, epochs: int, batch_siz
             assert sorted(epoch) == shard.tolist()
 
 
-def test_epochs_rounds_and_devices_have_orders_of_their_own() -> None:
+def test_epochs_rounds_and_devices_have_different_orders() -> None:
     shard = np.arange(50)
     plan = plan_visits(shard, 2, 10, False, (0, 1, 2))
     assert plan.examples[:50].tolist() != plan.examples[50:].tolist()

@@ -172,7 +172,7 @@ UNPACKED = {f"{FOLDER}/{name}": content for name, content in CONTENTS.items()}
 # Downloads
 
 
-def test_a_download_shows_how_it_gets_on_and_leaves_the_archive_alone(tmp_path: Path) -> None:
+def test_a_download_shows_its_progress_and_leaves_only_the_archive(tmp_path: Path) -> None:
     shown: list[tuple[int, int | None]] = []
     with serving("good") as server:
         got = download.download_file(
@@ -184,13 +184,13 @@ def test_a_download_shows_how_it_gets_on_and_leaves_the_archive_alone(tmp_path: 
         assert server.asked == [None], "an archive that is there and right is not asked for again"
 
 
-def test_a_download_that_breaks_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_download_continues_where_it_stopped(tmp_path: Path) -> None:
     with serving("break:1000", "break:2000", "good") as server:
         assert download.download_file(TINY, tmp_path, url=server.url).read_bytes() == GOOD
         assert server.asked == [None, "bytes=1000-", "bytes=3000-"]
 
 
-def test_a_line_that_breaks_often_but_gets_further_is_never_given_up(tmp_path: Path) -> None:
+def test_a_connection_that_breaks_often_but_makes_progress_is_not_given_up(tmp_path: Path) -> None:
     with serving(*["break:10000"] * 20, "good") as server:
         assert download.download_file(TINY, tmp_path, url=server.url).read_bytes() == GOOD
         assert len(server.asked) == 21 > 5 * len(download.WAITS)
@@ -203,7 +203,7 @@ def test_a_server_that_gives_pieces_is_asked_for_the_next_ones(tmp_path: Path) -
         assert server.asked == [f"bytes={10 + 50_000 * k}-" for k in range(5)]
 
 
-def test_the_next_command_goes_on_with_what_the_last_one_left(tmp_path: Path) -> None:
+def test_the_next_command_continues_a_partial_download(tmp_path: Path) -> None:
     with serving("break:5000", "break:0") as server, pytest.raises(UserError) as error:
         download.download_file(TINY, tmp_path, url=server.url)
     text = one_line(error)
@@ -236,7 +236,7 @@ def test_other_answers_to_a_request_for_the_rest(tmp_path: Path, script: list[st
 
 
 @pytest.mark.parametrize(("extra", "asked"), [(b"", 1), (b"of something else", 2)])
-def test_a_part_of_the_full_size_is_verified_and_a_longer_one_thrown_away(
+def test_a_partial_file_of_full_size_is_verified_and_a_longer_one_is_removed(
     tmp_path: Path, extra: bytes, asked: int
 ) -> None:
     (tmp_path / f"{ARCHIVE}.part").write_bytes(GOOD + extra)
@@ -369,7 +369,7 @@ def test_an_archive_without_the_published_checksum_is_not_opened(tmp_path: Path,
 
 
 @pytest.mark.parametrize("given", ["archive", "folder", "parent"])
-def test_a_copy_in_hand_is_taken_without_the_network(tmp_path: Path, given: str) -> None:
+def test_a_local_copy_is_taken_without_the_network(tmp_path: Path, given: str) -> None:
     (tmp_path / "mine.tgz").write_bytes(GOOD)
     unpack(GOOD, tmp_path)
     sources = {"archive": tmp_path / "mine.tgz", "folder": tmp_path / "out" / FOLDER, "parent": tmp_path / "out"}

@@ -118,7 +118,7 @@ def test_jpeg_palettes_and_alpha_are_read_as_pillow_shows_them(tmp_path: Path) -
     assert sorted(each.tobytes() for each in data.x.numpy()) == expected
 
 
-def test_a_flat_channel_is_shifted_and_not_divided_by_nothing(tmp_path: Path) -> None:
+def test_a_constant_channel_is_shifted_but_not_divided_by_zero(tmp_path: Path) -> None:
     for part in ("train", "test"):
         save(tmp_path / part / "one" / "flat.png", np.full((3, 3), 7, np.uint8))
     data = read_own_data(tmp_path)
@@ -262,7 +262,7 @@ def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Any
     assert says in text and text.startswith(str(path))
 
 
-def test_pickles_are_not_opened_and_other_files_not_guessed_at(tmp_path: Path) -> None:
+def test_pickles_are_not_opened_and_unknown_files_are_refused(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path(tmp_path / "evil").touch, ())

@@ -65,7 +65,7 @@ def test_a_gradient_that_is_always_off_is_found(factor: float) -> None:
     assert not _verdict(*[factor] * 20)
 
 
-def test_three_draws_tell_whether_two_forms_are_the_same() -> None:
+def test_three_draws_decide_whether_two_forms_are_the_same() -> None:
     """Those with kinks say nothing; of the others three decide, of twenty draws in all."""
     assert _verdict(*[1.01] * 17, 1.0, 1.0, 1.0)
     assert not _verdict(*[1.01] * 18, 1.0, 1.0)
@@ -106,7 +106,7 @@ def test_a_gradient_that_cancels_out_is_seen_beside_the_largest(slope: float, sa
         lambda z: [z + 0.01],
     ],
 )
-def test_logits_that_differ_are_told_at_every_draw(other: Callable[[Tensor], list[Tensor]]) -> None:
+def test_logits_that_differ_are_found_at_every_draw(other: Callable[[Tensor], list[Tensor]]) -> None:
     """No kink explains them; here the gradients of the last form are right, and large compared with its logits."""
 
     class Module(torch.nn.Module):
@@ -123,7 +123,7 @@ def test_logits_that_differ_are_told_at_every_draw(other: Callable[[Tensor], lis
     assert _gradient_error(0, one, two, torch.ones(50)) > KINK_FACTOR
 
 
-def test_a_trial_leaves_what_a_norm_has_counted() -> None:
+def test_the_comparison_does_not_change_running_statistics() -> None:
     class Counts(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -35,6 +35,8 @@ from fedhen.hardware import threads
 from fedhen.models.preact_resnet import Shape, preact_resnet
 from support.families import TwoExits, texts, two_exits, words
 
+pytestmark = pytest.mark.process
+
 METHODS = ["fedhen", "noside", "decouple", "side-apart", "fedavg"]
 LOCALS = ["plain", "fedprox", "scaffold", "feddyn"]
 NUMBERS = [1, 2, 5]
@@ -183,7 +185,9 @@ class NotCopied(TwoExits):
     ids=["randomness and state", "batch norm and a buffer", "weight_norm"],
 )
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
-def test_modules_that_draw_count_and_store(build: Callable[[bool], nn.Module], more: dict[str, Any]) -> None:
+def test_modules_with_randomness_counters_and_stored_state(
+    build: Callable[[bool], nn.Module], more: dict[str, Any]
+) -> None:
     same_bytes(both(build, **more), vectors(), method="noside", local={"name": "feddyn"})
 
 
@@ -347,7 +351,7 @@ def test_cores_are_those_of_affinity_and_quota(tmp_path: Path) -> None:
     assert threads._quota("4:cpu,cpuacct:/c\n", tmp_path) == float("inf")
 
 
-def test_ranks_on_one_machine_share_its_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_one_machine_divide_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = validation.from_mapping({}).runtime
     monkeypatch.setattr(threads, "usable_cores", lambda: 8)
     assert (threads.worker_count(runtime), threads.threads_per_worker(runtime)) == (8, 1)
@@ -385,7 +389,7 @@ def work(worker: int, job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-def test_whoever_goes_early_leaves_no_answer_to_the_next() -> None:
+def test_replies_of_an_abandoned_round_are_not_taken_for_the_next() -> None:
     def slow(worker: int, job: dict[str, Any]) -> dict[str, Any]:
         time.sleep(job["seconds"])
         return job

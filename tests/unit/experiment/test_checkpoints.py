@@ -33,7 +33,7 @@ from fedhen.experiment.runner import play_run
 from fedhen.interrupts import RoundAbandoned, RunStopped, StopRequest
 from fedhen.models.model_files import model_path
 from support.families import two_exits
-from support.kills import content, same
+from support.kills import lasting_files, same_run
 
 RESUME = ResumePolicy(resume=True)
 SETTINGS: dict[str, Any] = {"devices": {"active": 4}, "evaluation": {"every": 2}, "checkpoint": {"rounds": 2}}
@@ -95,7 +95,7 @@ def whole(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("local", ["plain", "feddyn"])
 @pytest.mark.parametrize("rows", ["host", "disk"])
-def test_from_python(local: str, rows: str, tmp_path: Path) -> None:
+def test_a_run_from_python_is_resumed_to_the_same_bytes(local: str, rows: str, tmp_path: Path) -> None:
     """Own family, own data, own activation; the result has all rounds, and its models."""
 
     def activate(number: int, losses: Any) -> list[int]:
@@ -109,7 +109,7 @@ def test_from_python(local: str, rows: str, tmp_path: Path) -> None:
         train(tmp_path / "cut", activate=activate, **settings)
     expected = train(tmp_path / "whole", activate=activate, **settings)
     run = fedhen.resume(tmp_path / "cut", family=two_exits(), data=data(), activate=activate, accelerator="cpu")
-    assert same(tmp_path / "whole", tmp_path / "cut")
+    assert same_run(tmp_path / "whole", tmp_path / "cut")
     assert run.rounds == expected.rounds and run.accuracy == expected.accuracy and len(run.rounds) == 8
     x = data().x_test.double()
     assert torch.equal(run.model("complex")(x)[-1], expected.model("complex")(x)[-1])
@@ -118,7 +118,7 @@ def test_from_python(local: str, rows: str, tmp_path: Path) -> None:
     assert torch.equal(finished.model("simple", "devices")(x)[0], expected.model("simple", "devices")(x)[0])
 
 
-def test_what_tiers_share_they_share_again(tmp_path: Path) -> None:
+def test_tiers_share_tensors_again_after_a_resume(tmp_path: Path) -> None:
     """One tensor in the file, one in memory: the passes that score the models stay as few."""
     train(tmp_path / "run")
     before, after = again(tmp_path / "run"), again(tmp_path / "run")
@@ -177,10 +177,10 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, whole: P
         path.write_text("\n".join(path.read_text().splitlines()[:5]) + "\n" + last)
     with pytest.warns(UserWarning, match="the checkpoint of round 6 cannot be used: .*; going on from round 4"):
         resumed(folder)
-    assert same(whole, folder)
+    assert same_run(whole, folder)
 
 
-def test_without_a_good_checkpoint_nothing_is_lost_unasked(whole: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_good_checkpoint_is_restarted_only_on_request(whole: Path, tmp_path: Path) -> None:
     folder = unfinished(tmp_path / "run")
     for path in folder.glob("checkpoints/*.safetensors"):
         path.write_bytes(b"")
@@ -189,10 +189,10 @@ def test_without_a_good_checkpoint_nothing_is_lost_unasked(whole: Path, tmp_path
         resumed(folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     resumed(folder, restart=True)
-    assert same(whole, folder)
+    assert same_run(whole, folder)
 
 
-def test_a_finished_run_without_a_checkpoint_is_not_started_again_unasked(whole: Path) -> None:
+def test_a_finished_run_without_a_checkpoint_is_restarted_only_on_request(whole: Path) -> None:
     shutil.rmtree(whole / "checkpoints")
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match="is finished and has no checkpoint"):
@@ -207,7 +207,7 @@ def test_torn_and_later_lines_are_cut_off(whole: Path, tmp_path: Path) -> None:
         file.write('{"round": 8, "active": [1')
     (folder / "timing.jsonl").write_text("".join((folder / "timing.jsonl").read_text().splitlines(True)[:5]))
     resumed(folder)
-    assert same(whole, folder), "also the line of times that was not written yet when the crash came"
+    assert same_run(whole, folder), "also the line of times that was not written yet when the crash came"
 
 
 CHANGES: list[tuple[str, Callable[[list[Any]], None]]] = [
@@ -230,7 +230,7 @@ def test_other_data_is_refused_by_name(part: str, change: Callable[[list[Any]], 
         resumed(folder, family=other)
 
 
-def test_a_checkpoint_from_before_a_setting_was_there_can_be_used() -> None:
+def test_a_checkpoint_older_than_a_setting_can_be_used() -> None:
     """It was made with what is now the default."""
     older = {key: value for key, value in flatten_settings(Config()).items() if key != "training.lr_warmup"}
     check_same_settings(Config(), older, "it")
@@ -287,10 +287,10 @@ def test_a_checkpoint_with_right_checksums_is_still_compared(
     outside = sorted(path.name for path in tmp_path.iterdir())
     with pytest.warns(UserWarning, match="the checkpoint of round 6 cannot be used"):
         resumed(folder)
-    assert same(whole, folder) and sorted(path.name for path in tmp_path.iterdir()) == outside
+    assert same_run(whole, folder) and sorted(path.name for path in tmp_path.iterdir()) == outside
 
 
-def test_a_forged_one_that_changes_nothing_is_used(whole: Path, tmp_path: Path) -> None:
+def test_a_rewritten_checkpoint_with_the_same_content_is_used(whole: Path, tmp_path: Path) -> None:
     """So that the refusals above are of what they change."""
     folder = unfinished(tmp_path / "run")
     forged(folder, lambda about, entries: None)
@@ -298,7 +298,7 @@ def test_a_forged_one_that_changes_nothing_is_used(whole: Path, tmp_path: Path) 
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="tier ")
         resumed(folder)
-    assert same(whole, folder)
+    assert same_run(whole, folder)
 
 
 def test_pickles_and_monstrous_headers_are_not_read(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_the_folder_is_held_while_a_checkpoint_is_written(whole: Path, tmp_path:
     assert checkpoint_files.list_rounds(tmp_path / "run" / "checkpoints") == [2]
 
 
-def test_who_stops_on_a_full_disk_is_told_what_is_saved(whole: Path, tmp_path: Path) -> None:
+def test_stopping_on_a_full_disk_reports_what_is_saved(whole: Path, tmp_path: Path) -> None:
     """Rounds 2 and 4 are saved, then something is in the way."""
     (tmp_path / "run").mkdir()
     stop = StopRequest()
@@ -362,7 +362,7 @@ def test_who_stops_on_a_full_disk_is_told_what_is_saved(whole: Path, tmp_path: P
     assert str(told.value).startswith("stopped after round 5, of which 4 are saved; go on with: fedhen resume ")
 
 
-def test_a_round_can_be_taken_back_wherever_it_is_left(tmp_path: Path) -> None:
+def test_a_round_can_be_undone_at_any_point(tmp_path: Path) -> None:
     """Thrown out of the scoring, when server, last models and memories are already those of the next round."""
     train(tmp_path / "whole", local={"name": "scaffold"})
     config = (tmp_path / "whole" / "config.toml").read_text()
@@ -381,10 +381,10 @@ def test_a_round_can_be_taken_back_wherever_it_is_left(tmp_path: Path) -> None:
         list(play_run(tmp_path / "cut", experiment, stop=stop))
     assert checkpoint_files.list_rounds(tmp_path / "cut" / "checkpoints") == [5, 4]
     list(play_run(tmp_path / "cut", again(tmp_path / "whole"), RESUME))
-    assert same(tmp_path / "whole", tmp_path / "cut") and (tmp_path / "cut" / "config.toml").read_text() == config
+    assert same_run(tmp_path / "whole", tmp_path / "cut") and (tmp_path / "cut" / "config.toml").read_text() == config
 
 
-def test_no_checkpoints_where_none_are_wanted(tmp_path: Path) -> None:
+def test_no_checkpoints_are_written_if_they_are_turned_off(tmp_path: Path) -> None:
     train(tmp_path / "run", checkpoint={"minutes": 0, "rounds": 0})
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert all("save" not in json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").open())
@@ -403,4 +403,4 @@ def test_resume_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["run", "digits", "--resume", "--out", str(tmp_path / "thesis")]) == 2
     assert "does not hold a run" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    assert TensorSpec((2, 3), torch.float32).bytes == 24 and content(tmp_path / "run")
+    assert TensorSpec((2, 3), torch.float32).bytes == 24 and lasting_files(tmp_path / "run")

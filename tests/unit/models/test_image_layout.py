@@ -63,7 +63,7 @@ def test_a_network_computes_the_same_with_the_channels_last() -> None:
 
 
 @pytest.mark.parametrize("build", [Viewing, Striding])
-def test_a_network_that_counts_on_its_layout_keeps_it(build: type[Net]) -> None:
+def test_a_network_that_depends_on_its_layout_keeps_it(build: type[Net]) -> None:
     torch.manual_seed(0)
     before, x = build(), torch.randn(5, 2, 8, 8)
     after = apply_image_layout(copy.deepcopy(before), x[:2], FULL, 10)
@@ -71,6 +71,6 @@ def test_a_network_that_counts_on_its_layout_keeps_it(build: type[Net]) -> None:
     assert all(p.is_contiguous() for p in after.parameters())
 
 
-def test_what_is_no_image_is_left_alone() -> None:
+def test_inputs_that_are_not_images_keep_their_layout() -> None:
     module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten())
     assert apply_image_layout(module, torch.zeros(2, 5), FULL, 10) is module and not module._forward_pre_hooks

@@ -172,7 +172,7 @@ def test_a_family_that_breaks_the_contract_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_buffers_are_averaged_where_the_user_allows_it() -> None:
+def test_buffers_are_averaged_if_the_user_allows_it() -> None:
     builds = {"simple": lambda: Net(norm=True), "complex": lambda: Net(norm=True, exits=2)}
     Family(builds, average_buffers=True).check(torch.zeros(2, 2), 4)
     held = find_holdings(
@@ -237,7 +237,7 @@ def test_a_block_written_out() -> None:
     assert torch.equal(same(x), x), "without a change of shape the shortcut is the raw input"
 
 
-def test_a_final_norm_is_there_if_asked_for() -> None:
+def test_the_final_norm_is_optional() -> None:
     """A norm of 512 channels has 1,024 parameters; its ReLU keeps negative features from the mean."""
     plain, normed = (preact_resnet(Shape(final_norm=f)).build("complex") for f in (False, True))
     assert parameters(normed) - parameters(plain) == 2 * 512

@@ -127,7 +127,7 @@ def every_fifth(length: int, steps: Mapping[int, float]) -> list[float | None]:
     return [each if number % 5 == 0 else None for number, each in enumerate(staircase(length, steps), start=1)]
 
 
-def test_a_recorded_trial() -> None:
+def test_the_table_of_a_recorded_run() -> None:
     """FedHeN passed 83.4 % at round 225, 84.4 % at 270 and 87.5 % at 395, of 400 rounds evaluated every 5."""
     curves = {
         "simple": every_fifth(400, {225: 0.8341, 270: 0.8445, 400: 0.859}),
@@ -382,7 +382,7 @@ def test_runs_of_other_experiments_are_left_aside() -> None:
     assert tables(runs) == tables([])
 
 
-def test_how_the_runs_ended_is_told_recipe_by_recipe(all_runs: list[Run]) -> None:
+def test_how_the_runs_ended_is_listed_by_recipe(all_runs: list[Run]) -> None:
     found = make_outcome_tables(select_runs(all_runs))
     assert [table.title for table in found][:2] == [
         "cifar10-iid: accuracy, size and effort",
@@ -518,6 +518,7 @@ def test_latex_is_balanced_and_its_rows_are_full(all_runs: list[Run], tmp_path: 
     assert not set(re.sub(r"[“”]", "", source)) - set(map(chr, range(128)))
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here")
 def test_latex_compiles(all_runs: list[Run], tmp_path: Path) -> None:
     write_paper(all_runs, tmp_path)
@@ -548,7 +549,7 @@ def test_names_from_files_cannot_inject_markup(tmp_path: Path) -> None:
     assert evil in page.text
 
 
-def test_from_a_folder_from_nothing_and_into_what_is_no_folder(tmp_path: Path) -> None:
+def test_from_a_folder_from_no_runs_and_into_a_path_that_is_a_file(tmp_path: Path) -> None:
     folder = write_folder(from_the_paper("cifar10-iid", "fedhen"), tmp_path / "runs" / "fedhen")
     config = replace(load_recipe("cifar10-iid"), method="fedhen")
     (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
@@ -561,6 +562,7 @@ def test_from_a_folder_from_nothing_and_into_what_is_no_folder(tmp_path: Path) -
         write_paper([], tmp_path / "file")
 
 
+@pytest.mark.process
 def test_it_needs_no_torch_and_its_tables_no_matplotlib() -> None:
     blocked = (
         "import sys; sys.modules['torch'] = sys.modules['matplotlib'] = None\n"

@@ -116,6 +116,7 @@ def test_what_is_written_is_always_the_same(tmp_path: Path) -> None:
         assert picture.width > 1000
 
 
+@pytest.mark.process
 def test_the_drawing_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
@@ -153,7 +154,7 @@ def test_the_command_shows_the_split_that_a_run_trains_on(
     assert f"{100 * sum(tops) / 6:.1f} %" in shown
 
 
-def test_without_out_each_time_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_out_every_call_gets_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert fedhen("data", "partition", "digits") == 0
@@ -181,7 +182,7 @@ def test_your_own_data_and_a_configuration_file(tmp_path: Path, capsys: pytest.C
         (["digits", "--out", "/dev/null/out"], "choose another --out"),
     ],
 )
-def test_what_cannot_be_dealt_gets_one_line(arguments: list[str], says: str) -> None:
+def test_an_impossible_split_is_refused_in_one_line(arguments: list[str], says: str) -> None:
     with pytest.raises(UserError) as error:
         fedhen("data", "partition", *arguments)
     assert says in str(error.value) and "\n" not in str(error.value)

@@ -119,7 +119,7 @@ def test_targets_are_the_users_then_the_configurations_then_by_rule() -> None:
         choose_targets(compare(runs), {"simple": [700]})
 
 
-def test_gain_is_a_lower_bound_where_no_baseline_got_there() -> None:
+def test_the_gain_is_a_lower_bound_if_no_baseline_reached_the_target() -> None:
     # 1000 / 289 = 3.46: rounding it to 3.5 would claim more than was seen
     assert gain([reached(289)], [[missed(1000)], [missed(1000)]]) == "> 3.4×"
     assert gain([reached(289)], [[missed(1000)], [reached(805)]]) == "2.8×"
@@ -152,7 +152,7 @@ def test_cells_say_not_reached_not_yet_and_not_evaluated() -> None:
     assert rows(runs[:2], targets={"simple": [80]})["simple"][0][-1] == "> 2.0×"
 
 
-def test_the_first_rounds_alone_are_looked_at_where_that_is_asked_for() -> None:
+def test_a_report_can_be_limited_to_the_first_rounds() -> None:
     """Later rounds change nothing. A run that has all of these rounds is complete, whatever was planned."""
     runs = [
         make_run("fedhen", {"simple": [0.5, 0.8, 0.9, 0.9]}),
@@ -175,7 +175,7 @@ def test_the_first_rounds_alone_are_looked_at_where_that_is_asked_for() -> None:
     ]
 
 
-def test_a_run_that_is_no_longer_than_asked_for_is_looked_at_whole() -> None:
+def test_a_run_within_the_limit_is_reported_whole() -> None:
     short, long = make_run("noside", {"simple": [0.5, 0.6]}), make_run("fedhen", {"simple": [0.5, 0.6, 0.7, 0.8]})
     assert short.truncate(2) is short and short.truncate(3) is short
     said = list_warnings(compare([short.truncate(3), long.truncate(3)]))
@@ -252,7 +252,7 @@ def test_outcome_table_by_hand() -> None:
     }
 
 
-def test_sparse_evaluation_is_said() -> None:
+def test_sparse_evaluation_is_reported() -> None:
     run = make_run("fedhen", {"simple": [None, None, None, None, 0.8]}, evaluation={"every": 5})
     comparison = compare([run])
     notes = make_cost_table(comparison, choose_targets(comparison), "devices", ROUNDS).notes
@@ -263,7 +263,7 @@ def test_sparse_evaluation_is_said() -> None:
     )
 
 
-def test_the_hero_comes_first_and_any_method_can_be_it() -> None:
+def test_the_highlighted_method_comes_first_and_can_be_any() -> None:
     runs = [make_run(method, {"simple": [0.5]}) for method in ("noside", "mine", "fedhen")]
     assert compare(runs).methods == ("fedhen", "noside", "mine")
     assert compare(runs, hero="mine").methods == ("mine", "noside", "fedhen")
@@ -547,6 +547,7 @@ def test_an_out_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         write_report(three_methods(), tmp_path / "file")
 
 
+@pytest.mark.process
 def test_reports_need_no_torch_and_the_tables_no_matplotlib() -> None:
     blocked = "import sys; sys.modules['torch'] = sys.modules['matplotlib'] = None; import fedhen.reports"
     subprocess.run([sys.executable, "-c", blocked], check=True)

@@ -228,7 +228,7 @@ class _Heavy(torch.nn.Module):
         return [self.head(x)]
 
 
-def test_a_trial_that_runs_out_of_memory_is_no_verdict() -> None:
+def test_running_out_of_memory_does_not_decide_the_comparison() -> None:
     """The error is raised, so that memory can be freed, and the weights do not change."""
     from fedhen.engines.cuda.fusing import fuse
 

@@ -90,7 +90,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @given(case=cases())
 @settings(max_examples=300, deadline=None)
-def test_every_device_trains_once_where_one_of_each_tier_fits(case: Case) -> None:
+def test_every_device_trains_once_if_one_of_each_tier_fits(case: Case) -> None:
     memory = Memory(case.total, case.sizes, case.extra)
     waves = Waves(lambda tier, index: Slot(memory, tier, index), memory.free_memory)
     one_each = sum(case.sizes.values()) + (KEEPS + case.extra) * len(case.sizes)
