@@ -48,4 +48,4 @@ def read_tree() -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(README.read_text(encoding="utf-8").replace(read_tree(), make_tree()), encoding="utf-8")
+    README.write_text(_TREE.sub(lambda _: make_tree(), README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Triton kernels for mix pooling, α·max + (1 − α)·average over windows: one pass forward, one backward."""
+"""Mix pooling in one kernel each way, forward and backward."""
 
 from __future__ import annotations
 
@@ -16,11 +16,30 @@ BLOCK = 256
 
 
 @triton.jit
-def _read_windows(x, size, OUT: tl.constexpr, C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Reads some windows. Returns their mask, corner in x, position in y, maximum, its place, and sum.
+def _mix_pool(x, alpha, y, size, OUT: tl.constexpr, C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Some windows: x with the channels last, y with the channels first, so that a head reads it as it is."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    c, column, row, n = at % C, at // C % OUT, at // (C * OUT) % OUT, at // (C * OUT * OUT)
+    corner = ((n * OUT + row) * K * OUT * K + column * K) * C + c
+    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    # A whole window written out would take minutes to compile where it is the whole image.
+    for i in range(K):
+        for j in tl.static_range(K):
+            value = tl.load(x + corner + (i * OUT * K + j) * C, inside, 0.0).to(tl.float32)
+            top = tl.where(value > top, value, top)
+            total += value
+    a = tl.load(alpha).to(tl.float32)
+    out = a * top + (1 - a) * (total / (K * K))
+    tl.store(y + ((n * C + c) * OUT + row) * OUT + column, out.to(y.dtype.element_ty), inside)
 
-    x has its channels last, and y first, as the head after it reads them.
-    """
+
+@triton.jit
+def _mix_pool_backward(
+    dy, x, alpha, dx, shares, size, OUT: tl.constexpr, C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The gradients of some windows, the first of equal maxima taking the maximum's."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     c, column, row, n = at % C, at // C % OUT, at // (C * OUT) % OUT, at // (C * OUT * OUT)
@@ -28,33 +47,14 @@ def _read_windows(x, size, OUT: tl.constexpr, C: tl.constexpr, K: tl.constexpr, 
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     where = tl.zeros([BLOCK], tl.int32)
-    # Unrolling both loops would take minutes to compile if the window is the whole image.
     for i in range(K):
         for j in tl.static_range(K):
             value = tl.load(x + corner + (i * OUT * K + j) * C, inside, 0.0).to(tl.float32)
             where = tl.where(value > top, i * K + j, where)
             top = tl.where(value > top, value, top)
             total += value
-    return inside, corner, ((n * C + c) * OUT + row) * OUT + column, top, where, total
-
-
-@triton.jit
-def _mix_pool(x, alpha, y, size, OUT: tl.constexpr, C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Pools some windows."""
-    inside, _, position, top, _, total = _read_windows(x, size, OUT, C, K, BLOCK)
     a = tl.load(alpha).to(tl.float32)
-    out = a * top + (1 - a) * (total / (K * K))
-    tl.store(y + position, out.to(y.dtype.element_ty), inside)
-
-
-@triton.jit
-def _mix_pool_backward(
-    dy, x, alpha, dx, shares, size, OUT: tl.constexpr, C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The gradients of some windows. The first of equal maxima gets the gradient of the maximum."""
-    inside, corner, position, top, where, total = _read_windows(x, size, OUT, C, K, BLOCK)
-    a = tl.load(alpha).to(tl.float32)
-    grad = tl.load(dy + position, inside, 0.0).to(tl.float32)
+    grad = tl.load(dy + ((n * C + c) * OUT + row) * OUT + column, inside, 0.0).to(tl.float32)
     tl.store(shares + tl.program_id(0), tl.sum(tl.where(inside, grad * (top - total / (K * K)), 0.0)))
     for i in range(K):
         for j in tl.static_range(K):
@@ -89,7 +89,7 @@ class _MixPool(Function):
 
 
 def mix_pool(x: Tensor, alpha: Tensor, kernel: int) -> Tensor:
-    """Computes α·max + (1 − α)·average over windows of kernel × kernel."""
+    """α·max + (1 − α)·average over windows of kernel × kernel."""
     square = x.dim() == 4 and x.shape[2] == x.shape[3] and x.shape[2] % kernel == 0
     if not (square and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16)):
         return mix_pool2d(x, alpha, kernel)
