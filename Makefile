@@ -2,13 +2,14 @@
 # make quick   the tests of a second or two each, in one process: under a minute on two cores
 # make test    all tests          make check    format, lint and types          make format    mend the format
 # make torture kill runs 200 times, and compare them with runs that were left alone
-# make tree    rewrite the README's tree of packages from their docstrings
+# make docs    rewrite the README's tree of packages and the table of settings from the code
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo quick test check format torture tree wheel clean
+.PHONY: demo quick test check format torture docs wheel clean
 
-demo: .venv/ready
+demo: .venv/demo
 	$(BIN)/fedhen compare digits
 
 quick: .venv/ready
@@ -29,8 +30,9 @@ format: .venv/ready
 torture: .venv/ready
 	$(BIN)/python benchmarks/torture.py
 
-tree: .venv/ready
+docs: .venv/ready
 	$(BIN)/python tests/support/tree.py
+	PYTHONPATH=tests $(BIN)/python tests/system/test_docs.py
 
 wheel: .venv/ready
 	$(BIN)/python -m build --wheel
@@ -38,9 +40,13 @@ wheel: .venv/ready
 clean:
 	rm -rf .venv build dist
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "fedhen needs Python 3.11 or newer: make PYTHON=python3.11 demo"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --editable .
+	@touch $@
+
+.venv/ready: .venv/demo
+	$(PIP) --editable '.[dev]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""The layers of the package, and the README's tree of them: `python tests/support/tree.py` rewrites it."""
+"""The layers of the package, and the README's tree of them: `make docs` rewrites it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_no_test_module_imports_another() -> None:
 
 
 def test_the_tree_of_the_readme_is_that_of_the_package() -> None:
-    assert read_tree() == make_tree(), "run `make tree`"
+    assert read_tree() == make_tree(), "run `make docs`"
 
 
 def test_help_recipes_and_reports_start_without_torch() -> None:

@@ -30,14 +30,13 @@ import torch
 from torch import Tensor
 
 from fedhen.errors import UserError
+from fedhen.interrupts import block_signals, leave_signals_to_parent
 
 Job = dict[str, Any]
 Answer = dict[str, Any]
 MAX_DEATHS = 2
 """A job is given up when this many workers have died on it."""
 PR_SET_PDEATHSIG = 1
-STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
-"""Signals that the parent handles for its workers."""
 
 
 def can_fork() -> bool:
@@ -137,18 +136,16 @@ class WorkerPool:
             # Buffered output would otherwise be printed by both processes.
             with suppress(AttributeError, OSError, ValueError):
                 stream.flush()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        try:
-            with warnings.catch_warnings():
-                # Python warns that other threads may hold a lock during a fork. Ours have ended or hold none.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
-            if not pid:
-                self._serve(index, theirs, parent)
-        except OSError as error:
-            raise UserError(f"cannot start a worker process: {error.strerror}; set runtime.workers=1") from None
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with block_signals():
+            try:
+                with warnings.catch_warnings():
+                    # Python warns that other threads may hold a lock during a fork. Ours have ended or hold none.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    pid = os.fork()
+                if not pid:
+                    self._serve(index, theirs, parent)
+            except OSError as error:
+                raise UserError(f"cannot start a worker process: {error.strerror}; set runtime.workers=1") from None
         theirs.close()
         return Worker(pid, ours)
 
@@ -178,10 +175,7 @@ def _become_worker(link: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    signal.set_wakeup_fd(-1)
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    leave_signals_to_parent()
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if descriptor > 2 and descriptor not in (link, null):
