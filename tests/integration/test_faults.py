@@ -188,6 +188,7 @@ MINE = Method("mine", fussy, share_common_weights)
 """
 
 
+@pytest.mark.filterwarnings("default::UserWarning")  # the command prints it
 def test_the_command_line_stops_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

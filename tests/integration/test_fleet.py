@@ -14,7 +14,7 @@ from fedhen.cli.options import LOCALS
 from fedhen.config.recipes import load_recipe
 from fedhen.fleet.project import FleetProject
 from fedhen.fleet.scaffold import create_project
-from support.fleets import config, fleet, simulated
+from support.fleets import fleet_config, play_fleet, simulate
 
 pytestmark = pytest.mark.fleet
 
@@ -35,8 +35,8 @@ def test_what_flower_ships_contains_no_secret(tmp_path: Path) -> None:
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_and_local_variant_gives_the_simulators_bytes(method: str, local: str, tmp_path: Path) -> None:
-    chosen = config(method, local)
-    there, here = simulated(chosen, tmp_path / "simulated"), fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
+    chosen = fleet_config(method, local)
+    there, here = simulate(chosen, tmp_path / "simulated"), play_fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     assert (here / "config.toml").read_text() == (there / "config.toml").read_text()
     models = sorted(path.name for path in (there / "models").iterdir())

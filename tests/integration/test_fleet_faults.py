@@ -31,7 +31,7 @@ from fedhen.fleet.client_state import ClientState
 from fedhen.fleet.protocol import Malformed, Order
 from fedhen.fleet.server import FleetRun, play
 from fedhen.runs.reader import read_run
-from support.fleets import config, fleet, same_models, simulated, with_only
+from support.fleets import fleet_config, play_fleet, same_models, simulate, simulate_with_only
 from support.inside import InsideGrid, InsideNode, grid
 from support.spoiling import (
     Spoil,
@@ -85,12 +85,12 @@ SPOILED: list[tuple[Spoil, str]] = [
 @pytest.mark.parametrize(("spoil", "told"), SPOILED, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_malformed_answer_is_left_out(spoil: Spoil, told: str, tmp_path: Path) -> None:
     """The result is that of a simulation without the device, and the reason is in errors.jsonl."""
-    chosen = config("fedhen", "plain", "rounds=1", "devices.active=6", "evaluation.devices=false")
+    chosen = fleet_config("fedhen", "plain", "rounds=1", "devices.active=6", "evaluation.devices=false")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000 - 7 * 4].app = spoiling(spoil)
     with pytest.warns(UserWarning, match="a device failed"):
         here = played(inside, chosen, tmp_path / "fleet")
-    there = with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated")
+    there = simulate_with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated")
     (record,) = read_run(here).rounds
     assert record.failed == [4] and record.active == [*range(6)] and record.dropped == []
     (error,) = (json.loads(line) for line in (here / "errors.jsonl").read_text().splitlines())
@@ -99,18 +99,18 @@ def test_a_malformed_answer_is_left_out(spoil: Spoil, told: str, tmp_path: Path)
 
 
 def test_nan_is_dropped(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain", "rounds=1", "devices.active=6", "evaluation.devices=false")
+    chosen = fleet_config("fedhen", "plain", "rounds=1", "devices.active=6", "evaluation.devices=false")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000 - 7 * 4].app = spoiling(nan)
     here = played(inside, chosen, tmp_path / "fleet")
     assert read_run(here).rounds[0].dropped == [4]
-    assert same_models(here, with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated"))
+    assert same_models(here, simulate_with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated"))
 
 
 @pytest.mark.parametrize("local", LOCALS)
 def test_devices_that_diverge_are_dropped_as_in_a_simulation(local: str, tmp_path: Path) -> None:
-    chosen = config("fedhen", local, "rounds=2", "training.lr=1e30", "training.clip=1e30")
-    here, there = fleet(chosen, tmp_path / "fleet", tmp_path / "nodes"), simulated(chosen, tmp_path / "simulated")
+    chosen = fleet_config("fedhen", local, "rounds=2", "training.lr=1e30", "training.clip=1e30")
+    here, there = play_fleet(chosen, tmp_path / "fleet", tmp_path / "nodes"), simulate(chosen, tmp_path / "simulated")
     assert read_run(here).rounds[0].dropped
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
 
@@ -127,7 +127,7 @@ def test_an_answer_that_is_dropped_does_not_end_the_round(tmp_path: Path) -> Non
             mine = {number for number in numbers if self.replies[number].metadata.src_node_id == 1000}
             return super().pull_messages([n for n in numbers if n in mine or self.looks[n] > 2])
 
-    chosen = config("fedhen", "plain", "rounds=1", "devices.active=6", "fleet.answers=1")
+    chosen = fleet_config("fedhen", "plain", "rounds=1", "devices.active=6", "fleet.answers=1")
     inside = First(grid(assign_tiers(chosen), tmp_path / "nodes").nodes)
     inside.nodes[1000].app = spoiling(nan)
     (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
@@ -145,7 +145,7 @@ def test_a_delayed_order_does_not_remove_a_later_memory(tmp_path: Path) -> None:
 def test_one_node_is_one_device(tmp_path: Path) -> None:
     """A device that takes the name of another, which is gone when the server resumes, keeps its own number."""
     quick = "fleet.deadline_seconds=0.2", "fleet.wait_seconds=0.2"
-    chosen = config("fedhen", "plain", "devices.active=6", "rounds=2", *quick)
+    chosen = fleet_config("fedhen", "plain", "devices.active=6", "rounds=2", *quick)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in range(6):
         inside.nodes[1000 - 7 * device].config["name"] = f"device {device}"
@@ -157,7 +157,7 @@ def test_one_node_is_one_device(tmp_path: Path) -> None:
 
 
 def test_a_node_of_another_tier_does_not_count(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain", "fleet.wait_seconds=0.2")
+    chosen = fleet_config("fedhen", "plain", "fleet.wait_seconds=0.2")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000].config["tier"] = "Simple"
     with pytest.raises(UserError, match=r"5 of 6 devices have connected .*others are of tier Simple"):
@@ -166,13 +166,13 @@ def test_a_node_of_another_tier_does_not_count(tmp_path: Path) -> None:
 
 def test_a_fleet_finishes_if_a_third_vanishes_in_each_round(tmp_path: Path) -> None:
     """Different ones in each round. The result is that of a simulation without them, including SCAFFOLD's memories."""
-    chosen = config("fedhen", "scaffold", "devices.active=6", "fleet.deadline_seconds=0.2", "rounds=4")
+    chosen = fleet_config("fedhen", "scaffold", "devices.active=6", "fleet.deadline_seconds=0.2", "rounds=4")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in range(6):
         node = inside.nodes[1000 - 7 * device]
         node.silent = lambda group, device=device: bool(group) and (int(group) + device) % 3 == 0  # type: ignore[misc]
     here = played(inside, chosen, tmp_path / "fleet")
-    answering = with_only(lambda t: [d for d in range(6) if (t + d) % 3], chosen, tmp_path / "simulated")
+    answering = simulate_with_only(lambda t: [d for d in range(6) if (t + d) % 3], chosen, tmp_path / "simulated")
     assert [len(record.late) for record in read_run(here).rounds] == [2] * 4
     assert read_run(here).summary.late == 8  # type: ignore[union-attr]
     assert same_models(here, answering)
@@ -180,7 +180,7 @@ def test_a_fleet_finishes_if_a_third_vanishes_in_each_round(tmp_path: Path) -> N
 
 def test_extra_devices_are_asked(tmp_path: Path) -> None:
     """Four are needed and six are asked: the server does not wait for two that do not answer."""
-    chosen = config("fedhen", "plain", "fleet.spare_devices=2", "fleet.deadline_seconds=600", "rounds=1")
+    chosen = fleet_config("fedhen", "plain", "fleet.spare_devices=2", "fleet.deadline_seconds=600", "rounds=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
@@ -190,7 +190,9 @@ def test_extra_devices_are_asked(tmp_path: Path) -> None:
 
 def test_enough_answers_end_a_round(tmp_path: Path) -> None:
     """Long before the deadline. All that have answered by then count."""
-    chosen = config("fedhen", "plain", "fleet.answers=3", "fleet.deadline_seconds=600", "devices.active=6", "rounds=1")
+    chosen = fleet_config(
+        "fedhen", "plain", "fleet.answers=3", "fleet.deadline_seconds=600", "devices.active=6", "rounds=1"
+    )
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
@@ -199,7 +201,7 @@ def test_enough_answers_end_a_round(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_connected_is_replaced(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain", "rounds=3")
+    chosen = fleet_config("fedhen", "plain", "rounds=3")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
     next(steps)
@@ -209,7 +211,7 @@ def test_a_device_that_is_not_connected_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_run_ends_after_three_rounds_without_an_answer(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain", "rounds=9", "fleet.deadline_seconds=0.05")
+    chosen = fleet_config("fedhen", "plain", "rounds=9", "fleet.deadline_seconds=0.05")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for node in inside.nodes.values():
         node.silent = lambda group: bool(group)
@@ -220,7 +222,7 @@ def test_a_run_ends_after_three_rounds_without_an_answer(tmp_path: Path) -> None
 @pytest.mark.parametrize("local", ["scaffold", "feddyn", "plain"])
 def test_nodes_return_to_the_round_of_a_restored_server(local: str, tmp_path: Path) -> None:
     """The nodes have trained round 3, but the server resumes after round 2. The nodes have new ids."""
-    chosen = config("fedhen", local, "rounds=5", "devices.active=6")
+    chosen = fleet_config("fedhen", local, "rounds=5", "devices.active=6")
     inside, run = grid(assign_tiers(chosen), tmp_path / "nodes"), tmp_path / "fleet"
     steps = play(inside, recipe_app(), FleetRun(chosen, run, poll=0.0))
     for _ in range(3):
@@ -230,7 +232,7 @@ def test_nodes_return_to_the_round_of_a_restored_server(local: str, tmp_path: Pa
         path.unlink()
     back = InsideGrid({5000 + 11 * number: node for number, node in enumerate(inside.nodes.values())})
     played(back, chosen, run, resume=True)
-    there = simulated(chosen, tmp_path / "simulated")
+    there = simulate(chosen, tmp_path / "simulated")
     assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     assert same_models(run, there)
     kept = sorted(path.name for path in (tmp_path / "nodes" / "0").rglob("*.safetensors"))
@@ -239,7 +241,7 @@ def test_nodes_return_to_the_round_of_a_restored_server(local: str, tmp_path: Pa
 
 def test_the_records_are_read_once_by_each_server_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SCAFFOLD with a device that diverges in round 2: its memory of round 1 is used in round 3, as in the records."""
-    chosen = config("fedhen", "scaffold", "rounds=5", "devices.active=6", "evaluation.every=1")
+    chosen = fleet_config("fedhen", "scaffold", "rounds=5", "devices.active=6", "evaluation.every=1")
     inside, run = grid(assign_tiers(chosen), tmp_path / "nodes"), tmp_path / "fleet"
     inside.nodes[1000].app = spoiling(lambda content: nan(content) if next(trained) == 2 else content)
     trained, reads = itertools.count(1), list[int]()
@@ -254,7 +256,7 @@ def test_the_records_are_read_once_by_each_server_process(tmp_path: Path, monkey
 
 
 def test_a_device_that_has_lost_its_memory_is_left_out(tmp_path: Path) -> None:
-    chosen = config("fedhen", "scaffold", "rounds=2", "devices.active=6")
+    chosen = fleet_config("fedhen", "scaffold", "rounds=2", "devices.active=6")
     steps = play(
         grid(assign_tiers(chosen), tmp_path / "nodes"), recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0)
     )
@@ -268,7 +270,7 @@ def test_a_device_that_has_lost_its_memory_is_left_out(tmp_path: Path) -> None:
 
 def test_a_new_node_does_not_replace_a_device(tmp_path: Path) -> None:
     """A node with the name of a connected device, or one that comes too late, waits for the next run."""
-    chosen = config("fedhen", "plain", "rounds=3", "devices.active=6")
+    chosen = fleet_config("fedhen", "plain", "rounds=3", "devices.active=6")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
     next(steps)
@@ -279,12 +281,12 @@ def test_a_new_node_does_not_replace_a_device(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="waits for the next run"):
         list(steps)
     assert ("train", 1) not in inside.log and [entry for entry in inside.log if entry[1] == 1] == [("query", 1)]
-    assert same_models(tmp_path / "fleet", simulated(chosen, tmp_path / "simulated"))
+    assert same_models(tmp_path / "fleet", simulate(chosen, tmp_path / "simulated"))
 
 
 def test_the_configuration_travels_once_to_each_node(tmp_path: Path) -> None:
     """Three rounds with all six devices. A resumed run is another server process, which sends it again."""
-    chosen = config("fedhen", "plain", "rounds=4", "devices.active=6", "evaluation.every=1")
+    chosen = fleet_config("fedhen", "plain", "rounds=4", "devices.active=6", "evaluation.every=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     run = played(inside, replace(chosen, rounds=3), tmp_path / "fleet")
     assert sorted(inside.config_texts()) == sorted(inside.nodes)
@@ -292,7 +294,7 @@ def test_the_configuration_travels_once_to_each_node(tmp_path: Path) -> None:
     played(inside, chosen, run, resume=True)
     assert sorted(inside.config_texts()) == sorted([*inside.nodes] * 2)
     assert all(len([*(tmp_path / "nodes" / str(device)).glob("configs/*")]) == 2 for device in range(6))
-    there = simulated(chosen, tmp_path / "simulated")
+    there = simulate(chosen, tmp_path / "simulated")
     assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
 
 
@@ -313,7 +315,7 @@ def test_a_node_without_the_configuration_gets_it_again_in_the_same_round(
     damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
     """Its state folder is empty, or the stored configuration was altered and must not be used."""
-    chosen = config("fedhen", "plain", "rounds=3", "devices.active=6")
+    chosen = fleet_config("fedhen", "plain", "rounds=3", "devices.active=6")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
     next(steps)
@@ -321,13 +323,13 @@ def test_a_node_without_the_configuration_gets_it_again_in_the_same_round(
     records = [step.record for step in steps]
     assert Counter(inside.config_texts()) == {node: 2 if node == 1000 - 7 * 2 else 1 for node in inside.nodes}
     assert not any({"failed", "late"} & {*record} for record in records)
-    there = simulated(chosen, tmp_path / "simulated")
+    there = simulate(chosen, tmp_path / "simulated")
     assert (tmp_path / "fleet" / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     assert same_models(tmp_path / "fleet", there)
 
 
 def test_a_node_that_always_asks_for_the_configuration_is_left_out(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain", "rounds=1", "devices.active=6")
+    chosen = fleet_config("fedhen", "plain", "rounds=1", "devices.active=6")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000].app = spoiling(lambda content: protocol.pack_config_request())
     with pytest.warns(UserWarning, match="a device failed"):
@@ -344,19 +346,19 @@ def test_a_configuration_that_does_not_match_its_digest_is_refused(tmp_path: Pat
 
 
 def test_each_node_is_asked_once_for_its_identity(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain")
+    chosen = fleet_config("fedhen", "plain")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     played(inside, chosen, tmp_path / "fleet")
     assert sorted(node for kind, node in inside.log if kind == "query") == sorted(inside.nodes)
 
 
 def test_a_server_without_test_data_trains_the_same_models(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain", "evaluation.devices=false")
+    chosen = fleet_config("fedhen", "plain", "evaluation.devices=false")
     blind = replace(recipe_app(), test_data=lambda config: None, inputs=(1, 8, 8), classes=10)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", blind)
     for _ in play(inside, blind, FleetRun(chosen, tmp_path / "blind", poll=0.0)):
         pass
-    assert same_models(tmp_path / "blind", simulated(chosen, tmp_path / "simulated"))
+    assert same_models(tmp_path / "blind", simulate(chosen, tmp_path / "simulated"))
     run = read_run(tmp_path / "blind")
     assert not run.summary.final and not any(r.accuracy for r in run.rounds)  # type: ignore[union-attr]
 
@@ -369,7 +371,7 @@ def test_an_app_can_have_its_own_models_and_data(tmp_path: Path) -> None:
         return torch.randn(20, 6, generator=made), torch.randint(0, 3, (20,), generator=made)
 
     own = App(training_data, inputs=(6,), classes=3, family=two_exits())
-    chosen = config("fedhen", "scaffold", "evaluation.devices=false", "fleet.wait_seconds=1")
+    chosen = fleet_config("fedhen", "scaffold", "evaluation.devices=false", "fleet.wait_seconds=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", own)
     for _ in play(inside, own, FleetRun(chosen, tmp_path / "own", poll=0.0)):
         pass
@@ -379,7 +381,7 @@ def test_an_app_can_have_its_own_models_and_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("local", ["plain", "scaffold", "feddyn"])
 def test_the_recorded_bytes_are_those_that_are_sent(local: str, tmp_path: Path) -> None:
     """Except for names and shapes. FedDyn sends only its weights, SCAFFOLD as much again as it trains."""
-    chosen = config("fedhen", local, "rounds=1", "devices.active=6", "model.widths=[16, 16, 32, 32]")
+    chosen = fleet_config("fedhen", local, "rounds=1", "devices.active=6", "model.widths=[16, 16, 32, 32]")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     seen: dict[str, int] = {"down": 0, "up": 0}
 
@@ -408,7 +410,7 @@ def test_the_recorded_bytes_are_those_that_are_sent(local: str, tmp_path: Path) 
 
 
 def test_an_incomplete_fleet_reports_what_is_missing(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain", "fleet.wait_seconds=0.1")
+    chosen = fleet_config("fedhen", "plain", "fleet.wait_seconds=0.1")
     inside = grid(assign_tiers(chosen)[:4], tmp_path / "nodes")
     with pytest.raises(UserError, match="4 of 6 devices have connected"):
         played(inside, chosen, tmp_path / "fleet")
@@ -418,11 +420,11 @@ def test_an_incomplete_fleet_reports_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_fleet_cannot_resume_a_simulated_run_nor_the_reverse(tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain", "rounds=1")
-    there = simulated(chosen, tmp_path / "simulated")
+    chosen = fleet_config("fedhen", "plain", "rounds=1")
+    there = simulate(chosen, tmp_path / "simulated")
     with pytest.raises(UserError, match="was not played by a fleet; resume"):
         played(grid(assign_tiers(chosen), tmp_path / "n"), replace(chosen, rounds=2), there, resume=True)
-    here = fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
+    here = play_fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
     with pytest.raises(UserError, match="fedhen fleet run --resume"):
         import fedhen
 
@@ -460,7 +462,7 @@ def test_records_are_checked_when_they_are_read(name: str, values: dict[str, Any
 
 @pytest.mark.parametrize("change", [{"run": 3}, {"devices": [{"tier": "simple"}]}, {"devices": 3}, {"flower": "x"}])
 def test_a_damaged_fleet_file_is_refused_in_one_line(change: dict[str, Any], tmp_path: Path) -> None:
-    chosen = config("fedhen", "plain")
+    chosen = fleet_config("fedhen", "plain")
     whole = {"run": "r", "flower": "7", "devices": [{**IDENTITY, "node": "12"}] * 6}
     (tmp_path / "fleet.json").write_text(json.dumps(whole))
     member = membership.read_membership(tmp_path, grid([], tmp_path), chosen).members[5]

@@ -25,27 +25,27 @@ SMALL = [
 ]
 
 
-def config(method: str = "fedhen", local: str = "plain", *changes: str) -> Config:
+def fleet_config(method: str = "fedhen", local: str = "plain", *changes: str) -> Config:
     settings = [*SMALL, f"local.name={local}", *changes]
     return METHODS[method].keep_tiers(
         toml.apply_settings(with_method_settings(load_recipe("digits"), method), settings)
     )
 
 
-def simulated(chosen: Config, folder: Path) -> Path:
+def simulate(chosen: Config, folder: Path) -> Path:
     folder.mkdir()
     for _ in play_run(folder, build_experiment(chosen, accelerator="cpu")):
         pass
     return folder
 
 
-def fleet(chosen: Config, folder: Path, state: Path) -> Path:
+def play_fleet(chosen: Config, folder: Path, state: Path) -> Path:
     for _ in play(grid(assign_tiers(chosen), state), recipe_app(), FleetRun(chosen, folder, poll=0.0)):
         pass
     return folder
 
 
-def with_only(active: Callable[[int], Sequence[int]], chosen: Config, folder: Path) -> Path:
+def simulate_with_only(active: Callable[[int], Sequence[int]], chosen: Config, folder: Path) -> Path:
     """Simulates a run in which only these devices are active."""
     folder.mkdir()
     for _ in play_run(

@@ -23,14 +23,12 @@ from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
 from fedhen.errors import UserError
-from fedhen.experiment.build import build_experiment
-from fedhen.experiment.runner import play_run
 from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet, free_port
 from fedhen.fleet.processes import MARK, Processes, find_marked, kill_marked
 from fedhen.fleet.project import CONNECTION, FleetProject, fit_to_nodes, open_project
 from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.reader import read_run
-from support.fleets import same_models, with_only
+from support.fleets import same_models, simulate, simulate_with_only
 from support.kills import kill_tree, wait_for
 
 pytestmark = [pytest.mark.fleet, pytest.mark.process]
@@ -70,13 +68,6 @@ def train(message, context):
 
 def config(*changes: str) -> Config:
     return toml.apply_settings(fit_to_nodes(load_recipe("digits"), NODES), [*SMALL, *changes])
-
-
-def simulated(chosen: Config, folder: Path) -> Path:
-    folder.mkdir()
-    for _ in play_run(folder, build_experiment(chosen, accelerator="cpu")):
-        pass
-    return folder
 
 
 def fedhen(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -136,7 +127,7 @@ class TestPlain:
 
     def test_the_fleet_gives_the_simulators_bytes(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
         chosen = config("rounds=3")
-        here, there = self.play(local_fleet, chosen, tmp_path / "fleet"), simulated(chosen, tmp_path / "simulated")
+        here, there = self.play(local_fleet, chosen, tmp_path / "fleet"), simulate(chosen, tmp_path / "simulated")
         assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
         assert same_models(here, there)
 
@@ -146,7 +137,7 @@ class TestPlain:
         here = self.play(local_fleet, chosen, tmp_path / "fleet")
         rounds = read_run(here).rounds
         assert rounds[0].dropped == [1] and [record.failed for record in rounds[1:]] == [[1]] * 4
-        assert same_models(here, with_only(lambda _: [0], chosen, tmp_path / "simulated"))
+        assert same_models(here, simulate_with_only(lambda _: [0], chosen, tmp_path / "simulated"))
         told = (here / "errors.jsonl").read_text().splitlines()
         for line, words in zip(told, ("has shape", "is unexpected", "bytes instead", "cannot be"), strict=True):
             assert words in line
@@ -183,7 +174,7 @@ class TestPlain:
         local_fleet.start_superlink()
         done = fedhen("fleet", "run", str(local_fleet.path), "--resume", str(run), "--quiet", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        there = simulated(chosen, tmp_path / "simulated")
+        there = simulate(chosen, tmp_path / "simulated")
         assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
         assert same_models(run, there)
         # If the records are damaged, the message suggests another run instead of resuming.

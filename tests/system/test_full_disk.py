@@ -68,6 +68,7 @@ def test_a_disk_that_fills_up_in_mid_run(tmp_path: Path, mount: Mount, capsys: p
         assert main(["report", str(disk / "run")]) == 2
 
 
+@pytest.mark.filterwarnings("default::UserWarning")  # the command prints it
 def test_a_disk_with_room_for_the_records_and_not_for_the_models(
     tmp_path: Path, mount: Mount, capsys: pytest.CaptureFixture[str]
 ) -> None:
