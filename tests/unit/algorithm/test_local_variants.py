@@ -270,5 +270,5 @@ def test_omega_is_the_share_of_the_pools_data() -> None:
     """Apart: n_i · 3 / (2 + 5 + 3) for the simple devices; together: n_i · 6 / 24."""
     apart = run(APART, {"name": "plain"}, TWO_TIERS, rounds=1, evaluation={"every": 1})
     together = run(SIDE, {"name": "plain"}, TWO_TIERS, rounds=1, evaluation={"every": 1})
-    assert apart.devices.population.omega[:3] == pytest.approx([0.6, 1.5, 0.9])  # type: ignore[attr-defined]
-    assert together.devices.population.omega == pytest.approx([n / 4 for n in SIZES])  # type: ignore[attr-defined]
+    assert apart.population.omega[:3] == pytest.approx([0.6, 1.5, 0.9])
+    assert together.population.omega == pytest.approx([n / 4 for n in SIZES])

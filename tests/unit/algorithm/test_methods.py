@@ -174,7 +174,7 @@ def test_masked_loss_by_hand() -> None:
     config = validation.from_mapping(settings)
     run = build_experiment(config, data=Data(x, y, x, y, 3, shards), family=two_exits(), accelerator="cpu")
     logits = torch.tensor([[1.0, 5.0, -2.0]], requires_grad=True, dtype=torch.float64)
-    (seen,) = run.devices.sequential.logit_mask(0)([logits])  # type: ignore[attr-defined]
+    (seen,) = run.engine.devices.sequential.logit_mask(0)([logits])  # type: ignore[attr-defined]
     loss = cross_entropy(seen, torch.tensor([2]))
     expected = math.log(math.exp(1.0) + math.exp(0.0) + math.exp(-2.0)) + 2.0
     assert loss.item() == pytest.approx(expected)
