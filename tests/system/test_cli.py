@@ -66,7 +66,7 @@ def test_compare_run_report_evaluate(tmp_path: Path) -> None:
     assert report.returncode == 0, report.stderr
     assert "10.0 %" in report.stdout and (tmp_path / "mine" / "report.html").is_file()
     early = fedhen("report", "runs/digits-compare", "--out", "early", "--rounds", "1", cwd=tmp_path)
-    assert "The first 1 of 2 rounds alone" in early.stdout and re.search(
+    assert "Only the first 1 of 2 rounds are used" in early.stdout and re.search(
         r"^  rounds( +1){3}$", early.stdout, re.MULTILINE
     )
 

@@ -37,12 +37,12 @@ pytestmark = [pytest.mark.fleet, pytest.mark.process]
 STARTING = """
 import sys, time
 from pathlib import Path
-from fedhen.cli.fleet import interruptible
+from fedhen.interrupts import stop_on_first_signal
 from fedhen.fleet import processes as fleets
 
 fleets.GRACE_SECONDS = 600
 processes = fleets.Processes(Path("logs"))
-with interruptible():
+with stop_on_first_signal():
     try:
         processes.start("program", ["python", "-c", sys.argv[1]], Path("home"))
         print(processes.mark, processes.watcher.pid, flush=True)
