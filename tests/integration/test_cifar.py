@@ -50,6 +50,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["cifar10-iid", "cifar10-noniid"])
 def test_a_narrow_net_learns_from_official_files(recipe: str, root: Path) -> None:
     """The whole recipe (crop, flip, split, clip, decay) with a narrow net for 6 rounds: the loss falls by a third."""
@@ -125,6 +126,7 @@ def test_the_recipes_are_the_papers(recipe: str, split: str, targets: dict[str, 
     assert c.targets == targets
 
 
+@pytest.mark.slow
 def test_centralised_is_the_same_loop_with_one_device(root: Path) -> None:
     """One device of one tier holds half of the 300 images; the complex model then carries no exit."""
     command = ["centralised", "cifar10-iid", "--tier", "complex", "--fraction", "0.5", "--rounds", "3"]
@@ -156,6 +158,7 @@ def test_the_papers_centralised_sizes() -> None:
         assert sum(int(np.prod(shape)) for shape in shapes.values()) == number
 
 
+@pytest.mark.slow
 def test_paper_runs_what_is_missing_and_skips_what_is_there(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["paper", "--run", "--only", "cifar10-iid", "--runs", "results", "--data-dir", str(root), "--rounds", "2"]
     small = [*as_options(NARROW), "--set", "evaluation.every=1", "--set", "training.epochs=1", "--quiet"]
@@ -171,6 +174,7 @@ def test_paper_runs_what_is_missing_and_skips_what_is_there(root: Path, capsys: 
         assert (Path("results") / "paper" / name).stat().st_size > 500
 
 
+@pytest.mark.slow
 def test_paper_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "runs").mkdir()
     assert main(["paper", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
@@ -181,6 +185,7 @@ def test_paper_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "unknown experiment 'cifar10': did you mean 'cifar10-iid'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_every_setting_of_a_centralised_run_can_be_set(root: Path) -> None:
     """The schedule that the docs state, and each value changed from the command line."""
     c = make_centralised(load_recipe("cifar10-iid"), "simple")

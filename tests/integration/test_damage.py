@@ -276,6 +276,7 @@ def test_a_hostile_model_file_is_one_line(trained: Path, name: str, capsys: pyte
     fedhen.load(trained, "simple")
 
 
+@pytest.mark.slow
 def test_nothing_that_a_run_folder_names_is_executed(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

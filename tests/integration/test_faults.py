@@ -97,6 +97,7 @@ def stopped(folder: Path, data: fedhen.Data, family: fedhen.Family, **changes: A
     return str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["plain", "fast"])
 def test_a_run_from_which_no_device_comes_back_stops_after_three_rounds(tmp_path: Path, engine: str) -> None:
     said = stopped(tmp_path, texts(range(8)), words(), runtime={"engine": engine})

@@ -319,6 +319,7 @@ def test_the_largest_numbers_are_finite_and_one_bad_number_is_found(kind: torch.
 # Reports of runs without the average.
 
 
+@pytest.mark.slow
 def test_every_command_works_without_the_devices_average(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from fedhen.cli import main
 

@@ -59,6 +59,7 @@ def same(a: tuple[list[dict[str, Any]], Experiment], b: tuple[list[dict[str, Any
     )
 
 
+@pytest.mark.slow
 def test_neutral_settings_change_no_byte() -> None:
     plain = played("fedhen")
     assert same(plain, played("fedhen", "local.name=fedprox", "local.mu=0"))
@@ -123,6 +124,7 @@ def test_four_tiers_share_and_report() -> None:
     assert [apart.population.holdings[tier].exits for tier in tiers] == [(tier,) for tier in tiers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", ["width", "both"])
 def test_every_method_runs_on_every_nest(nesting: str) -> None:
     for method in METHODS:

@@ -66,6 +66,7 @@ def test_mix_pooling(size: int, kernel: int) -> None:
     assert all(close(a, b, 1e-5) for a, b in zip(*both, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 64, 64, 8), (1, 128, 64, 4), (3, 64, 128, 6)])
 def test_weight_gradients(shape: tuple[int, int, int, int]) -> None:
     """In bf16 the products are exact in float32 and only their sum is rounded."""
