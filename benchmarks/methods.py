@@ -57,7 +57,7 @@ def train(options: argparse.Namespace, recipe: str, split: str, method: str, see
             "--rounds",
             str(options.rounds),
         ]
-        how = ["--out", str(folder), "--force", "--quiet", "--accelerator", "cpu"]
+        how = ["--out", str(folder), "--force", "--quiet", "--accelerator", "cpu", "--set", "runtime.workers=1"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run(
             [sys.executable, "-m", "fedhen", "run", *what, *how], check=True, env=environment, stdout=subprocess.DEVNULL

@@ -3,7 +3,8 @@
     python benchmarks/workers.py [--work digits,mlp] [--pairs 9] [--beside SRC] [--json FILE]
 
 Each side is a separate process and plays rounds for about a second before the other has its turn. The ratio is the
-median over the pairs. With --beside, the other side is the fast engine of another version: SRC is its `src` folder.
+median over the pairs. With --beside, the other side is the fast engine of another version: SRC is its `src` folder,
+with this script as it was then in `benchmarks` next to it. A work named -bf16 is compared with fp32 on the other side.
 `first` is the time from a configuration to the end of the first round, in a new process each time.
 """
 
@@ -185,7 +186,8 @@ class Side:
     """A process that plays rounds on request."""
 
     def __init__(self, work: str, src: Path, workers: int) -> None:
-        command = [sys.executable, __file__, "--side", work, "--workers", str(workers)]
+        script = src.parent / "benchmarks" / Path(__file__).name
+        command = [sys.executable, str(script), "--side", work, "--workers", str(workers)]
         environment = {**os.environ, "PYTHONPATH": str(src)}
         self.process = subprocess.Popen(
             command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -212,7 +214,8 @@ class Side:
 
 def measure(work: str, pairs: int, other: tuple[Path, int]) -> dict[str, float]:
     """Returns the seconds a round of both sides, and the median of their ratios."""
-    starts = [[Side(work, *where) for where in ((HERE, 0), other)] for _ in range(1 if work.startswith("cifar") else 3)]
+    sides = ((work, HERE, 0), (work.removesuffix("-bf16"), *other))
+    starts = [[Side(*each) for each in sides] for _ in range(1 if work.startswith("cifar") else 3)]
     first = [median(pair[k].first for pair in starts) for k in (0, 1)]
     for pair in starts[1:]:
         for one in pair:

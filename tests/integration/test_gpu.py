@@ -139,7 +139,9 @@ def test_a_step_from_trained_weights_agrees(method: str) -> None:
 
 def in_double(*settings: str) -> Experiment:
     """The digits' networks in float64."""
-    config = toml.apply_settings(load_recipe("digits"), ["rounds=3", "evaluation.every=3", *settings])
+    # One worker: no process can be forked here, since this one has used the GPU.
+    fixed = ["rounds=3", "evaluation.every=3", "runtime.workers=1"]
+    config = toml.apply_settings(load_recipe("digits"), [*fixed, *settings])
     data = build_experiment(config, accelerator="cpu").population.data
     single = make_family(config, data.shape, data.classes)
     builds = {tier: partial(lambda tier: single.build(tier).double(), tier) for tier in single.tiers}
@@ -248,6 +250,7 @@ def test_a_module_that_cannot_be_captured_is_trained_plainly_with_one_warning(
     told = [str(w.message) for w in said if "one device at a time" in str(w.message)]
     assert len(told) == 2 and all(reason in line for line in told)
     assert apart(own(beside, "runtime.engine=plain"), fast) < 1e-4
+    torch.randn(2, device="cuda")  # A capture that broke must not keep others from drawing.
 
 
 def test_a_device_that_diverges_harms_no_other() -> None:

@@ -140,6 +140,8 @@ class Slot:
 
     def record(self, graph: torch.cuda.CUDAGraph, size: int, table: Tensor) -> Tensor:
         """Captures a step without running it. Returns the addresses of its gradients."""
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        before = generator.clone_state()
         graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
         try:
             addresses = self.step(size, table)
@@ -147,6 +149,8 @@ class Slot:
             # Ending a broken capture raises too, but the first error is the one to report.
             with suppress(Exception):
                 graph.capture_end()
+            # A broken capture leaves the generator in the capture's state, in which every later draw raises.
+            generator.graphsafe_set_state(before)
             raise
         graph.capture_end()
         return addresses
