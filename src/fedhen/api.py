@@ -18,7 +18,7 @@ from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root
 from fedhen.distributed import process_group
-from fedhen.engines.scoring import accuracy
+from fedhen.engines.scoring import Pass, Scoring
 from fedhen.errors import UserError, unknown_name
 from fedhen.experiment import build
 from fedhen.experiment import experiment as experiments

@@ -127,7 +127,7 @@ class Loop:
     """A loop to measure. Its first rounds are a warm-up that captures graphs, chooses kernels and scores models."""
 
     def __init__(self, experiment: Experiment, rounds: int) -> None:
-        reset_peak_memory(experiment.population.data.x.device)
+        reset_peak_memory(experiment.population.data.device)
         self.experiment = experiment
         warm = experiment.config.evaluation.every + 1
         # The plain loop needs one round for that. It starts later, so that both measure the same rounds.
@@ -174,7 +174,7 @@ class Loop:
             "first_round": self.first,
             "steps_a_second": local / train,
             "tflops": work / train / 1e12,
-            "peak_memory_mb": read_peak_memory(experiment.population.data.x.device) / 1e6,
+            "peak_memory_mb": read_peak_memory(experiment.population.data.device) / 1e6,
         }
         each_round = {(s.record["round"], *s.record["active"]): s.timing["train"] + scored for s in steps}
         return found, each_round
@@ -245,5 +245,5 @@ def time_trainings(experiment: Experiment, devices: Sequence[int]) -> Iterator[f
     for number in range(1, 10**6):
         began = time.perf_counter()
         list(experiment.engine.devices.train(number, sent, devices))
-        synchronise(experiment.population.data.x.device)
+        synchronise(experiment.population.data.device)
         yield time.perf_counter() - began

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedhen.algorithm.local_variants import NO_CORRECTION, Correction
 from fedhen.algorithm.objectives import Objective
 from fedhen.config.settings import TrainingConfig
+from fedhen.data.inputs import Inputs, call_module
 from fedhen.hardware.precision import FULL, Precision
 
 
@@ -38,7 +39,7 @@ class LocalProblem:
 
 
 def train_locally(
-    module: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], problem: LocalProblem
+    module: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], problem: LocalProblem
 ) -> tuple[float, int]:
     """Trains a module in place on the batches of all epochs. Returns the mean loss of the steps, and their number.
 
@@ -49,11 +50,11 @@ def train_locally(
     problem.precision.choose()
     training, parameters, losses = problem.training, list(module.parameters()), list[Tensor]()
     sgd = Sgd(problem.lr, training.momentum, training.weight_decay + problem.correction.decay)
-    for inputs, labels in batches:
+    for inputs, targets in batches:
         for parameter in parameters:
             parameter.grad = None
         with problem.precision.autocast():
-            loss = problem.objective(problem.mask(module(inputs)), labels)
+            loss = problem.objective(problem.mask(call_module(module, inputs)), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         apply_correction(module, problem.correction)
         clip_gradients([parameter.grad for parameter in parameters if parameter.grad is not None], training.clip)

@@ -1,4 +1,4 @@
-"""What a device minimises on a batch: a loss over the logits of its model's exits."""
+"""What a device minimises on a batch: a loss over the outputs of its model's exits."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy, log_softmax
 
 from fedhen.config.settings import ObjectiveConfig
 from fedhen.errors import UserError
+from fedhen.tasks import Classification, Task
+
+CLASSIFICATION = Classification()
 
 Objective = Callable[[Sequence[Tensor], Tensor], Tensor]
 """What a device minimises on a batch.
 
 Args:
-    logits: The logits of each exit of the device's model, shallowest first; a simple device has one exit. Each has
-        shape (examples, classes).
-    labels: The labels, of shape (examples,).
+    logits: The output of each exit of the device's model, shallowest first; a simple device has one exit. In
+        classification each has shape (examples, classes).
+    labels: The targets; in classification of shape (examples,).
 
 Returns:
     The loss, a tensor without dimensions.
@@ -33,7 +35,7 @@ has them. An objective that weighs the shallow exits by a half:
 
 @dataclass(frozen=True)
 class SumOfExits:
-    """A weighted sum of the cross-entropies of some exits, with optional distillation between them."""
+    """A weighted sum of the task's losses of some exits, with optional distillation between them."""
 
     chosen: slice
     """The exits that are read."""
@@ -43,10 +45,12 @@ class SumOfExits:
     """Nested exit -> weight, by default 1. An exit of weight 0 is not read. A model's last exit always has weight 1."""
     distillation: float = 0.0
     temperature: float = 1.0
+    task: Task = CLASSIFICATION
+    """What the exits predict."""
 
     def __call__(self, logits: Sequence[Tensor], labels: Tensor) -> Tensor:
         read = [(logits[index], weight) for index, weight in self.weighted_exits(len(logits))]
-        losses = [cross_entropy(z, labels) * weight if weight != 1 else cross_entropy(z, labels) for z, weight in read]
+        losses = [self.task.loss(z, labels) * weight if weight != 1 else self.task.loss(z, labels) for z, weight in read]
         if self.distillation and len(read) > 1:
             losses.append(self.distillation * self._distillation_loss([z for z, _ in read]))
         total = losses[0]
@@ -66,7 +70,7 @@ class SumOfExits:
 
         Σ_k mean_{j≠k} KL(q_j ‖ q_k)·T², with q = softmax(logits / T).
         """
-        soft = [log_softmax(z / self.temperature, dim=1) for z in logits]
+        soft = [self.task.log_probabilities(z / self.temperature) for z in logits]
         terms = [
             # Written out, since torch cannot vectorise its kl_div over several devices.
             (soft[j].detach().exp() * (soft[j].detach() - soft[k])).sum() / len(soft[k])
@@ -87,8 +91,10 @@ last_exit = SumOfExits(slice(-1, None))
 """Alg. 2, line 4: f(w) alone."""
 
 
-def configure_objective(objective: Objective, exits: tuple[str, ...], config: ObjectiveConfig) -> Objective:
-    """Returns the objective of a tier with these exits, with the configured weights and distillation."""
+def configure_objective(
+    objective: Objective, exits: tuple[str, ...], config: ObjectiveConfig, task: Task = CLASSIFICATION
+) -> Objective:
+    """Returns the objective of a tier with these exits, with the task's loss, the configured weights and distillation."""
     if isinstance(objective, SumOfExits):
         if objective.chosen != slice(None) and config != ObjectiveConfig():
             raise UserError(
@@ -100,6 +106,7 @@ def configure_objective(objective: Objective, exits: tuple[str, ...], config: Ob
             weights=dict(config.exit_weights),
             distillation=config.distillation,
             temperature=config.temperature,
+            task=task,
         )
     if config != ObjectiveConfig():
         raise UserError(

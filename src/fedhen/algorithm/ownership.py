@@ -11,6 +11,7 @@ from torch import Tensor
 from fedhen import seeds
 from fedhen.algorithm.merging import Pools
 from fedhen.algorithm.objectives import Objective
+from fedhen.data.inputs import Inputs, call_module
 from fedhen.errors import UserError
 from fedhen.models.family import Family, find_reached_weights, weights_of
 from fedhen.params import Shapes, shapes_of
@@ -31,7 +32,7 @@ class Holding:
 
 
 def find_holdings(
-    family: Family, objectives: Mapping[str, Objective], pools: Pools, batch: tuple[Tensor, Tensor]
+    family: Family, objectives: Mapping[str, Objective], pools: Pools, batch: tuple[Inputs, Tensor]
 ) -> dict[str, Holding]:
     """Finds what each tier holds, with a small batch of any examples.
 
@@ -60,15 +61,15 @@ def _find_holding(
     family: Family,
     tier: str,
     objective: Objective,
-    batch: tuple[Tensor, Tensor],
+    batch: tuple[Inputs, Tensor],
     pool: Sequence[str],
     shared: set[str],
 ) -> Holding:
-    inputs, labels = batch
+    inputs, targets = batch
     with seeds.randomness(0, "holdings"):
-        module = family.build(tier).to(inputs.device)
-        logits = list(module(inputs))
-        loss = objective(logits, labels)
+        module = family.build(tier).to(targets.device)
+        logits = list(call_module(module, inputs))
+        loss = objective(logits, targets)
         read = torch.autograd.grad(loss, logits, allow_unused=True, retain_graph=True)
         (trained,) = find_reached_weights(module, [loss])
         by_exit = find_reached_weights(module, logits)

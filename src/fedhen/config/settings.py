@@ -40,6 +40,28 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class TaskConfig:
+    """What models predict."""
+
+    name: str = setting(
+        "classification",
+        "classification, multi-label, regression, language-modelling or segmentation; "
+        "'python' if it was passed from Python",
+    )
+    metrics: tuple[str, ...] = setting(
+        (),
+        "metrics to record, the primary one first; by default accuracy, micro_f1, rmse, perplexity or mean_iou",
+    )
+    class_weights: tuple[float, ...] = setting((), "classification: weight of each class in the loss; by default 1")
+    label_smoothing: float = setting(
+        0.0, "classification: share of a target that is spread over all classes", least=0, most=1
+    )
+    error: Literal["mse", "huber"] = setting("mse", "regression: squared error, or Huber's loss")
+    huber_delta: float = setting(1.0, "regression: error from which on Huber's loss is linear", above=0)
+    padding: int = setting(-100, "language-modelling, segmentation: the target that is not counted")
+
+
+@dataclass(frozen=True)
 class SplitConfig:
     """How the data is split over the devices."""
 
@@ -242,6 +264,7 @@ class Config:
     seed: int = setting(0, "every random number follows from it", least=0)
     rounds: int = setting(1000, "T, communication rounds", least=1)
     data: DataConfig = field(default_factory=DataConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
     devices: DevicesConfig = field(default_factory=DevicesConfig)
     tiers: dict[str, float] = setting(

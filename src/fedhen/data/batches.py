@@ -12,6 +12,7 @@ from torch import Tensor
 from fedhen import seeds
 from fedhen.data.augmentation import AUGMENTATIONS, Draws, draw
 from fedhen.data.dataset import Data, Index
+from fedhen.data.inputs import Inputs, map_tensors
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ def plan_visits(shard: Index, epochs: int, batch_size: int, drop_last: bool, add
     )
 
 
-def make_batch(data: Data, plan: Visits, part: slice, augmentation: str) -> tuple[Tensor, Tensor]:
-    """Returns the inputs and labels of one batch, on the device that holds the data."""
-    index = torch.from_numpy(plan.examples[part]).to(data.x.device)
-    x, y = data.inputs(data.x[index]), data.y[index]
-    return AUGMENTATIONS[augmentation](x, plan.draws[part]), y
+def make_batch(data: Data, plan: Visits, part: slice, augmentation: str) -> tuple[Inputs, Tensor]:
+    """Returns the inputs and targets of one batch, on the device that holds the data."""
+    index = torch.from_numpy(plan.examples[part]).to(data.device)
+    augment = AUGMENTATIONS[augmentation]
+    return map_tensors(data.inputs(index), lambda x: augment(x, plan.draws[part])), data.y[index]

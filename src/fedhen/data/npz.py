@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedhen.data.dataset import Data, arrays
 from fedhen.data.pixels import Array, check_memory, normalise_pixels
@@ -41,7 +40,7 @@ def read_npz(path: Path) -> Data:
         data = arrays(x, y, x_test, y_test, classes)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return normalise_pixels(data) if data.x.dtype == torch.uint8 else data
+    return normalise_pixels(data) if x.dtype == np.uint8 else data
 
 
 def _load(path: Path) -> dict[str, Array]:

@@ -14,6 +14,7 @@ from fedhen.config.settings import OWN, DataConfig
 from fedhen.data import cifar
 from fedhen.data.dataset import Data
 from fedhen.data.digits import load_digits
+from fedhen.data.inputs import take
 from fedhen.data.image_folder import read_image_folder
 from fedhen.data.npz import read_npz
 from fedhen.data.published import PUBLISHED
@@ -56,11 +57,12 @@ def read_own_data(path: Path) -> Data:
 
 def _select(data: Data, config: DataConfig, seed: int) -> Data:
     if config.limit:
-        parts = {name: getattr(data, name)[: config.limit] for name in ("x", "y", "x_test", "y_test")}
-        data = replace(data, **parts)
+        first = slice(config.limit)
+        data = replace(data, x=take(data.x, first), y=data.y[first])
+        data = replace(data, x_test=take(data.x_test, first), y_test=data.y_test[first])
     if config.fraction < 1:
         kept = max(1, round(config.fraction * len(data.y)))
         # The same draw as the IID split's: half of the examples are those of the first half of its devices.
         index = torch.from_numpy(np.sort(seeds.stream(seed, "split").permutation(len(data.y))[:kept]))
-        data = replace(data, x=data.x[index], y=data.y[index])
+        data = replace(data, x=take(data.x, index), y=data.y[index])
     return data

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from fedhen import seeds
 from fedhen.algorithm.local_variants import LocalContext, LocalVariant, make_local_variant
 from fedhen.algorithm.methods import Method
@@ -17,6 +19,8 @@ from fedhen.errors import UserError, unknown_name
 from fedhen.hardware.precision import Precision, choose_precision
 from fedhen.models.family import Family
 from fedhen.params import Weights, numel
+from fedhen.tasks import Classification, Task
+from fedhen.tasks.registry import make_task
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Population:
     config: Config
     method: Method
     family: Family
+    task: Task
     data: Data
     """On the accelerator, dealt to the devices."""
     tier_of: Sequence[str]
@@ -61,6 +66,7 @@ def make_population(
     *,
     tier_of: Sequence[str],
     omega: Sequence[float],
+    task: Task | None = None,
     first: int = 0,
     checked: bool = False,
 ) -> Population:
@@ -76,30 +82,55 @@ def make_population(
         raise UserError("server.rows_by_class needs a family that names its outputs: Family(..., outputs=...)")
     with seeds.randomness(config.seed, "initial weights"):
         data = data.in_type_of(family.build(tiers[-1]))
-    if config.data.augmentation != "none" and len(data.shape) != 3:
+    images = isinstance(data.x, torch.Tensor) and len(data.shape) == 3
+    if config.data.augmentation != "none" and not images:
         raise UserError(
             f"data.augmentation={config.data.augmentation} needs images, found inputs of shape {data.shape}"
         )
-    batch = data.inputs(data.x[:2]), data.y[:2]
+    task = task or make_task(config.task)
+    check_task(task, data, config)
     if not checked:
-        family.check(batch[0].cpu(), data.classes)
+        inputs, targets = data.to(torch.device("cpu")).sample()
+        family.check(inputs, lambda output: task.check_output(output, targets, data.classes))
     for name in config.objective.exit_weights:
         if name not in family.tiers:
             raise unknown_name("exit in objective.exit_weights", name, family.tiers)
-    objectives = {tier: configure_objective(method.objective, family.exits(tier), config.objective) for tier in tiers}
+    objectives = {t: configure_objective(method.objective, family.exits(t), config.objective, task) for t in tiers}
     return Population(
         config=config,
         method=method,
         family=family,
+        task=task,
         data=data,
         tier_of=tier_of,
-        holdings=find_holdings(family, objectives, method.pools, batch),
+        holdings=find_holdings(family, objectives, method.pools, data.sample()),
         objectives=objectives,
         local=make_local_variant(config.local),
         omega=omega,
-        precision=choose_precision(config.runtime.precision, data.x.device),
+        precision=choose_precision(config.runtime.precision, data.device),
         first=first,
     )
+
+
+def check_task(task: Task, data: Data, config: Config) -> None:
+    """Checks that targets and settings fit the task."""
+    _ = task.scores
+    for name, targets in (("training", data.y), ("test", data.y_test)):
+        if wrong := task.check_targets(targets, data.classes):
+            raise UserError(f"{name} data: {wrong}")
+    if config.data.augmentation != "none" and data.y.dim() > 2:
+        raise UserError(f"data.augmentation={config.data.augmentation} moves pixels, and the targets have pixels too")
+    if config.evaluation.ensemble and type(task).combine is Task.combine:
+        task.combine([])
+    if config.objective.distillation and type(task).log_probabilities is Task.log_probabilities:
+        task.log_probabilities(data.y)
+    if not isinstance(task, Classification):
+        for key, chosen in (
+            ("training.masked_loss", config.training.masked_loss),
+            ("server.rows_by_class", config.server.rows_by_class),
+        ):
+            if chosen:
+                raise UserError(f"{key} needs classification, and the task is {task.name!r}: turn it off")
 
 
 def assign_tiers(config: Config) -> list[str]:

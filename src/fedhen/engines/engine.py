@@ -55,7 +55,7 @@ def choose_engine(start: EngineParts) -> Engine:
 def choose_fast_engine(start: EngineParts) -> Engine:
     """The fast engine of where the data lies."""
     plain, number = start.plain, worker_count(start.plain.population.config.runtime)
-    if not plain.population.data.x.is_cuda:
+    if plain.population.data.device.type != "cuda":
         if number > 1 and not can_fork():
             fix = "hide the GPU with CUDA_VISIBLE_DEVICES=" if sys.platform == "linux" else "use Linux"
             warnings.warn(f"one worker trains all devices: for more, {fix}", stacklevel=2)
@@ -80,10 +80,10 @@ def has_triton() -> bool:
 def make_scoring_module(fleet: Population, tier: str) -> nn.Module:
     """A module of that tier, in the form that scores fastest where the data lies."""
     module = SequentialDevices(fleet).build_module(tier).eval()
-    if fleet.config.runtime.engine == "plain" or not fleet.data.x.is_cuda or not has_triton():
+    if fleet.config.runtime.engine == "plain" or fleet.data.device.type != "cuda" or not has_triton():
         return module
     from fedhen.engines.cuda.fusing import fuse
 
-    found = fuse(module, fleet.data.inputs(fleet.data.x_test[:2]), tier)
+    found = fuse(module, fleet.data.sample()[0], tier)
     # A module of its own making may count on how its images lie.
     return module if found is module else found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

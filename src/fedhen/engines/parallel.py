@@ -9,12 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
+from torch import Tensor
+
 from fedhen.algorithm.failures import describe_device_error
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Reply
 from fedhen.devices.population import Population
 from fedhen.devices.state_store import StateStore
-from fedhen.engines.scoring import CorrectCounts, Pass, Reading, Scoring
+from fedhen.engines.scoring import BatchSums, Pass, Reading, Scoring, add_in_order
 from fedhen.engines.sequential import LocalResult, SequentialDevices
 from fedhen.engines.worker_pool import Answer, Job, WorkerPool, make_shared_vector
 from fedhen.params import TierModels, pack, unpack
@@ -97,7 +100,7 @@ class ParallelDevices:
                 # The worker met an error that is not the device's: training again here raises it.
                 yield sequential.attempt(round_number, device, sent)
 
-    def score(self, passes: Sequence[Pass]) -> list[CorrectCounts]:
+    def score(self, passes: Sequence[Pass]) -> list[BatchSums]:
         """Scores every pass, with its batches divided among all workers."""
         ends = [part * self.scoring.batches // self.number for part in range(self.number + 1)]
         jobs: list[Job] = []
@@ -107,13 +110,14 @@ class ParallelDevices:
             self.scored[owner][one.tier].copy_(pack(one.weights))
             what = {"pass": number, "tier": one.tier, "kind": owner, "readings": [tuple(r) for r in one.readings]}
             jobs += [{**what, "batches": batches} for batches in pairwise(ends) if batches[0] < batches[1]]
-        found: list[CorrectCounts] = [[(0, 0)] * len(one.readings) for one in passes]
+        found: list[dict[int, BatchSums]] = [{} for _ in passes]
         for _, job, answer in self.workers.run(jobs):
-            number = job["pass"]
+            number, batches = job["pass"], range(*job["batches"])
             # A part that failed in a worker is scored here, which raises its error.
-            right = answer.get("right") or self.scoring.score_batches(passes[number], range(*job["batches"]))
-            found[number] = [(a + c, b + d) for (a, b), (c, d) in zip(found[number], right, strict=True)]
-        return found
+            sums = answer["sums"] if "sums" in answer else self.scoring.score_batches(passes[number], batches)
+            found[number] |= dict(zip(batches, sums, strict=True))
+        # In the order of the batches, so that sums of floats do not depend on who was faster.
+        return [add_in_order([_as_tensors(sums[batch]) for batch in sorted(sums)]) for sums in found]
 
     def run_job(self, worker: int, job: Job) -> Answer:
         """Runs a job, in a worker."""
@@ -142,4 +146,10 @@ class ParallelDevices:
         tier = job["tier"]
         readings = [Reading(own, tuple(together)) for own, together in job["readings"]]
         weights = unpack(self.scored[job["kind"]][tier], self.server[tier])
-        return {"right": self.scoring.score_batches(Pass(tier, weights, readings), range(*job["batches"]))}
+        found = self.scoring.score_batches(Pass(tier, weights, readings), range(*job["batches"]))
+        return {"sums": [[[total.tolist() for total in sums] for sums in batch] for batch in found]}
+
+
+def _as_tensors(sums: Sequence[Sequence[Sequence[float] | Tensor]]) -> BatchSums:
+    """Returns sums that came from a worker as lists, which are exact."""
+    return [[torch.as_tensor(total, dtype=torch.float64) for total in reading] for reading in sums]

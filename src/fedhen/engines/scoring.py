@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fedhen.data.dataset import Data
+from fedhen.data.inputs import call_module
 from fedhen.hardware.precision import FULL, Precision, search_convolutions
 from fedhen.models.family import load_weights
 from fedhen.params import Weights
+from fedhen.tasks import Task
 
 
 class Reading(NamedTuple):
@@ -33,10 +35,10 @@ class Pass(NamedTuple):
     readings: Sequence[Reading] = LAST_EXIT
 
 
-CorrectCounts = list[tuple[int, int]]
-"""For each reading, the number of examples that the exit, and the exits together, classify correctly."""
-Score = Callable[[Sequence[Pass]], list[CorrectCounts]]
-"""Scores models on the test set: passes -> the counts of each, in the same order."""
+BatchSums = list[list[Tensor]]
+"""For each reading of a pass, what one batch adds to each metric: those of the exit, then that of the exits together."""
+Score = Callable[[Sequence[Pass]], list[BatchSums]]
+"""Scores models on the test set: passes -> the sums of each over all batches, in the same order."""
 
 
 @dataclass(frozen=True)
@@ -46,51 +48,53 @@ class Scoring:
     modules: Mapping[str, nn.Module]
     """Tier -> a module, into which the weights are loaded."""
     data: Data
+    task: Task
     batch_size: int = 0
     """0: 1000 on a GPU, 100 on a CPU, whose caches are small."""
     precision: Precision = FULL
 
-    def __call__(self, passes: Sequence[Pass]) -> list[CorrectCounts]:
-        return [self.score_batches(one, range(self.batches)) for one in passes]
+    def __call__(self, passes: Sequence[Pass]) -> list[BatchSums]:
+        return [add_in_order(list(self.score_batches(one, range(self.batches)))) for one in passes]
 
     @property
     def size(self) -> int:
         """Examples in a batch."""
-        return self.batch_size or (1000 if self.data.x_test.is_cuda else 100)
+        return self.batch_size or (1000 if self.data.device.type == "cuda" else 100)
 
     @property
     def batches(self) -> int:
         """Batches in the test set."""
         return -(-len(self.data.y_test) // self.size)
 
-    def score_batches(self, one: Pass, batches: range) -> CorrectCounts:
-        """Scores a pass on some batches of the test set.
-
-        Both counts of a reading are the same if it names no exits to take together.
-        """
+    def score_batches(self, one: Pass, batches: range) -> Iterator[BatchSums]:
+        """Yields what each of these batches of the test set adds to the metrics."""
         data, module = self.data, self.modules[one.tier].eval()
         load_weights(module, one.weights)
         self.precision.choose()
-        right = torch.zeros(len(one.readings), 2, dtype=torch.int64, device=data.y_test.device)
-        with torch.no_grad(), self.precision.autocast(), search_convolutions(data.x_test.is_cuda):
-            for number in batches:
+        for number in batches:
+            with torch.no_grad(), self.precision.autocast(), search_convolutions(data.device.type == "cuda"):
                 part = slice(number * self.size, (number + 1) * self.size)
-                logits, labels = module(data.inputs(data.x_test[part])), data.y_test[part]
-                for row, reading in enumerate(one.readings):
-                    own = logits[reading.own].argmax(1)
-                    together = mean_prediction(logits, reading.together) if reading.together else own
-                    right[row, 0] += (own == labels).sum()
-                    right[row, 1] += (together == labels).sum()
-        return [(int(own), int(together)) for own, together in right]
+                outputs, targets = call_module(module, data.test_inputs(part)), data.y_test[part]
+                found = [self.read(outputs, targets, reading) for reading in one.readings]
+            yield found
+
+    def read(self, outputs: Sequence[Tensor], targets: Tensor, reading: Reading) -> list[Tensor]:
+        """Returns the sums of every metric of an exit and, if asked for, of the primary one of the exits together."""
+        found = [metric.sums(outputs[reading.own], targets).double() for metric in self.task.scores]
+        if reading.together:
+            combined = self.task.combine([outputs[place] for place in reading.together])
+            found.append(self.task.scores[0].sums(combined, targets).double())
+        return found
+
+    def evaluate(self, one: Pass) -> dict[str, float]:
+        """Returns the metrics of a pass with one reading, by name."""
+        [[sums]] = self([one])
+        return {metric.name: metric.value(total) for metric, total in zip(self.task.scores, sums, strict=True)}
 
 
-def accuracy(module: nn.Module, data: Data, batch_size: int = 0) -> float:
-    """Returns the share of the test set that the module's last exit classifies correctly."""
-    [[(right, _)]] = Scoring({"": module}, data, batch_size)([Pass("", {})])
-    return right / len(data.y_test)
-
-
-def mean_prediction(logits: Sequence[Tensor], exits: Sequence[int]) -> Tensor:
-    """Returns the most probable class by the mean of these exits' probabilities."""
-    first, *others = (logits[k].softmax(1) for k in exits)
-    return sum(others, first).argmax(1)
+def add_in_order(batches: Sequence[BatchSums]) -> BatchSums:
+    """Returns the sums of all batches, added in the order of the batches."""
+    total, *others = batches
+    for found in others:
+        total = [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(total, found, strict=True)]
+    return total

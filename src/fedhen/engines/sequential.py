@@ -21,6 +21,7 @@ from fedhen.algorithm.local_variants import LocalContext
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.data.batches import Visits, make_batch, plan_visits
+from fedhen.data.inputs import Inputs
 from fedhen.devices.population import Population
 from fedhen.devices.state_store import StateStore
 from fedhen.hardware.threads import threads_per_worker, torch_threads
@@ -126,7 +127,7 @@ class SequentialDevices:
         training, address = config.training, (config.seed, round_number, self.population.first + device)
         return plan_visits(shard, training.epochs, training.batch_size, training.last_batch == "drop", address)
 
-    def batches(self, round_number: int, device: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, round_number: int, device: int) -> Iterator[tuple[Inputs, Tensor]]:
         """Yields the device's batches of all epochs."""
         plan, augmentation = self.plan_batches(round_number, device), self.population.config.data.augmentation
         return (make_batch(self.population.data, plan, part, augmentation) for part in plan.batches())
@@ -168,7 +169,7 @@ class SequentialDevices:
         """Builds the module of that tier, always with the same weights."""
         population, data = self.population, self.population.data
         with seeds.randomness(population.config.seed, "initial weights"):
-            module = population.family.build(tier).to(data.x.device)
+            module = population.family.build(tier).to(data.device)
         return apply_image_layout(
-            module, data.inputs(data.x[:2]), population.precision, population.config.training.batch_size
+            module, data.sample()[0], population.precision, population.config.training.batch_size
         )

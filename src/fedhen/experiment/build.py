@@ -15,6 +15,7 @@ from fedhen.algorithm.sampling import Activate, make_sampler
 from fedhen.config.settings import Config, DataConfig
 from fedhen.data import sources
 from fedhen.data.dataset import Data
+from fedhen.data.inputs import list_tensors
 from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
 from fedhen.devices.population import Population, assign_tiers, compute_omega, make_population
@@ -30,6 +31,8 @@ from fedhen.hardware.accelerator import choose_device
 from fedhen.models.family import Family
 from fedhen.models.registry import make_family
 from fedhen.params import TierModels, count_bytes, pack, select
+from fedhen.tasks import Task
+from fedhen.tasks.registry import make_task
 
 
 def build_experiment(
@@ -38,6 +41,7 @@ def build_experiment(
     data: Data | None = None,
     family: Family | None = None,
     method: Method | None = None,
+    task: Task | None = None,
     activate: Activate | None = None,
     accelerator: str = "auto",
     data_dir: Path | None = None,
@@ -50,6 +54,7 @@ def build_experiment(
         method or load_method(config.method_file or config.method),
         (data or sources.load_data(config.data, data_root(data_dir), config.seed)).to(where),
         family,
+        task,
     )
     return start_experiment(population, activate=activate, ranks=ranks)
 
@@ -69,18 +74,19 @@ def build_populations(
         yield build_population(config, method, load(config.data, config.seed if config.data.fraction < 1 else 0))
 
 
-def build_population(config: Config, method: Method, data: Data, family: Family | None = None) -> Population:
+def build_population(
+    config: Config, method: Method, data: Data, family: Family | None = None, task: Task | None = None
+) -> Population:
     """Deals the data to the devices, builds the model family, and checks that all of it fits together."""
-    if not len(data.y_test):
-        raise UserError("test data: there are no examples")
     if data.shards and len(data.shards) != config.devices.number:
         raise UserError(f"devices.number={config.devices.number}, but data is given for {len(data.shards)} devices")
     if not data.shards:
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
-    family = family or make_family(config, data.shape, data.classes)
+    task = task or make_task(config.task)
+    family = family or make_family(config, data.shape, task.count_outputs(data.y, data.classes))
     tier_of = assign_tiers(config)
     omega = compute_omega([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
-    return make_population(config, family, method, data, tier_of=tier_of, omega=omega)
+    return make_population(config, family, method, data, tier_of=tier_of, omega=omega, task=task)
 
 
 def start_experiment(
@@ -92,7 +98,7 @@ def start_experiment(
 ) -> Experiment:
     """Sets up the state before the first round: initial models, memories, stores, and the engine."""
     config, data = population.config, population.data
-    where, sizes = data.x.device, config.tier_sizes()
+    where, sizes = data.device, config.tier_sizes()
     initial = {name: tensor.to(where) for name, tensor in population.family.initial(config.seed).items()}
     server = {tier: select(initial, holding.shapes) for tier, holding in population.holdings.items()}
     mean = make_empty_memories(server, population)
@@ -102,7 +108,7 @@ def start_experiment(
     make_store = make_stores(config.runtime, where, needed)
     memory = make_store()
     modules = {tier: make_scoring_module(population, tier) for tier in sizes}
-    scoring = Scoring(modules, data, config.evaluation.batch_size, population.precision)
+    scoring = Scoring(modules, data, population.task, config.evaluation.batch_size, population.precision)
     last_models: ReportedModels = NoReportedModels()
     if config.evaluation.devices:
         last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
@@ -123,7 +129,8 @@ def check_ranks_agree(config: Config, data: Data, server: TierModels, ranks: Ran
     if ranks.number == 1:
         return
     seen = crc32(repr(config).encode())
-    for tensor in (data.x, data.y, data.x_test, data.y_test, *(pack(w) for w in server.values())):
+    inputs = [tensor for each in (data.x, data.x_test) for tensor in list_tensors(each)]
+    for tensor in (*inputs, data.y, data.y_test, *(pack(w) for w in server.values())):
         seen = crc32(tensor.cpu().contiguous().view(torch.uint8).numpy().data, seen)
     for shard in data.shards:
         seen = crc32(shard.data, seen)

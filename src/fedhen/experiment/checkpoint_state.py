@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedhen.config.settings import Config
 from fedhen.data.dataset import Data
+from fedhen.data.inputs import list_tensors
 from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.experiment import checkpoint_files
@@ -222,9 +223,9 @@ def _vectors(
 def compute_digests(config: Config, data: Data, server: TierModels) -> dict[str, str]:
     """Checksums of what a configuration only names: the data, the split, the models that it starts from."""
     parts = {
-        "training inputs": [data.x],
+        "training inputs": list_tensors(data.x),
         "training labels": [data.y],
-        "test inputs": [data.x_test],
+        "test inputs": list_tensors(data.x_test),
         "test labels": [data.y_test],
         "split over the devices": [torch.from_numpy(shard) for shard in data.shards],
         "initial models": [tensor for weights in server.values() for tensor in weights.values()],

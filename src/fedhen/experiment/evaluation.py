@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from fedhen.devices.population import Population
 from fedhen.engines.scoring import Pass, Reading, Score
@@ -12,23 +15,35 @@ from fedhen.params import TierModels, distance
 
 
 def score_models(population: Population, score: Score, models: Mapping[str, TierModels]) -> dict[str, Any]:
-    """Returns the accuracy of every model, and R(w_s, w_c) of the server's, as a record has them."""
-    config, server = population.config, models["server"]
+    """Returns the metrics of every model, and R(w_s, w_c) of the server's, as a record has them.
+
+    Accuracy has a key of its own; all other metrics are under `metrics`.
+    """
+    server, metrics = models["server"], population.task.scores
     *shallower, deepest = server
-    both = count_right(population, score, models)
-    examples = len(population.data.y_test)
-    found: dict[str, Any] = {
-        part: {owner: {tier: both[owner, tier][place] / examples for tier in server} for owner in models}
-        for place, part in enumerate(("accuracy", "ensemble"))
-    }
-    found["distance"] = {tier: distance(server[tier], server[deepest]) for tier in shallower}
-    return found if config.evaluation.ensemble else {key: found[key] for key in ("accuracy", "distance")}
+    sums = sum_metrics(population, score, models)
+    together = [metrics[0]] if population.config.evaluation.ensemble else []
+    values = [
+        {
+            owner: {tier: _finite(metric.value(sums[owner, tier][place])) for tier in server} for owner in models
+        }
+        for place, metric in enumerate([*metrics, *together])
+    ]
+    named = dict(zip((metric.name for metric in metrics), values, strict=False))
+    found: dict[str, Any] = {"accuracy": named.pop("accuracy")} if "accuracy" in named else {}
+    found |= {"ensemble": values[-1]} if together else {}
+    found |= {"metrics": named} if named else {}
+    return {**found, "distance": {tier: distance(server[tier], server[deepest]) for tier in shallower}}
 
 
-def count_right(
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def sum_metrics(
     population: Population, score: Score, models: Mapping[str, TierModels]
-) -> dict[tuple[str, str], tuple[int, int]]:
-    """Returns (owner, tier) -> the examples that its exit, and its exits together, classify rightly."""
+) -> dict[tuple[str, str], list[Tensor]]:
+    """Returns (owner, tier) -> the sums of each metric of its exit, then that of its exits together."""
     passes = {
         (owner, tier): [(name, find_exits(population, tier, name)) for name in read]
         for owner, own in models.items()
@@ -36,9 +51,9 @@ def count_right(
     }
     asked = [Pass(tier, models[owner][tier], [exits for _, exits in read]) for (owner, tier), read in passes.items()]
     return {
-        (owner, name): right
-        for ((owner, _), read), counts in zip(passes.items(), score(asked), strict=True)
-        for (name, _), right in zip(read, counts, strict=True)
+        (owner, name): sums
+        for ((owner, _), read), found in zip(passes.items(), score(asked), strict=True)
+        for (name, _), sums in zip(read, found, strict=True)
     }
 
 

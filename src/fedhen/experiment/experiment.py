@@ -165,7 +165,9 @@ class Experiment:
 
     def about_models(self) -> dict[str, dict[str, Any]]:
         """What a model file says of each tier's model beside its weights."""
-        inputs = {"inputs": list(self.population.data.shape), "classes": self.population.data.classes}
+        data = self.population.data
+        outputs = self.population.task.count_outputs(data.y, data.classes)
+        inputs = {"inputs": list(data.shape), "classes": outputs}
         return {tier: {"exits": list(holding.exits), **inputs} for tier, holding in self.population.holdings.items()}
 
     def parameters(self) -> dict[str, int]:

@@ -185,7 +185,7 @@ class RunStart:
         """Go on with the records, or begin them."""
         played = self.saved.round if self.saved else 0
         described = provenance.describe_environment(
-            self.experiment.population.data.x.device, self.experiment.config.runtime, self.experiment.ranks
+            self.experiment.population.data.device, self.experiment.config.runtime, self.experiment.ranks
         )
         if played:
             described = {**described, "resumed": [*self._parts(), {"after": played}]}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhen import seeds
+from fedhen.data.inputs import Inputs, call_module, describe
 from fedhen.errors import UserError, unknown_name
 from fedhen.params import Shapes, Weights, select, shapes_of
 
@@ -81,8 +82,11 @@ class Family:
         with seeds.randomness(seed, "initial weights"):
             return weights_of(self.whole())
 
-    def check(self, sample: Tensor, classes: int) -> None:
-        """Checks Assumption 1 and the modules' contract on a batch of inputs. Raises a UserError if one is violated."""
+    def check(self, sample: Inputs, check_output: Callable[[Tensor], str]) -> None:
+        """Checks Assumption 1 and the modules' contract on a batch of inputs. Raises a UserError if one is violated.
+
+        `check_output` returns which shape an exit's output should have, or "" if it fits.
+        """
         if not self.builds:
             raise UserError("a family needs at least one tier")
         with seeds.randomness(0, "check"):
@@ -94,8 +98,8 @@ class Family:
             if not self.average_buffers:
                 _refuse_buffers(tier, module)
             load_weights(module, select(whole, index))
-            _check_logits(tier, _try_module(tier, module, sample), (len(self.exits(tier)), len(sample), classes))
-        self._check_exits({tier: list(module(sample)) for tier, module in modules.items()})
+            _check_outputs(tier, _try_module(tier, module, sample), len(self.exits(tier)), check_output)
+        self._check_exits({tier: list(call_module(module, sample)) for tier, module in modules.items()})
 
     def _check_exits(self, logits: Mapping[str, Sequence[Tensor]]) -> None:
         """Checks that with the same weights a tier computes what its exit computes in the tiers that contain it."""
@@ -154,23 +158,25 @@ def _refuse_buffers(tier: str, module: nn.Module) -> None:
             )
 
 
-def _try_module(tier: str, module: nn.Module, sample: Tensor) -> object:
+def _try_module(tier: str, module: nn.Module, sample: Inputs) -> object:
     try:
-        return module.eval()(sample)
+        return call_module(module.eval(), sample)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        inputs = f"two inputs of shape {tuple(sample.shape[1:])} and type {str(sample.dtype).removeprefix('torch.')}"
-        raise UserError(f"the module of tier {tier!r} fails on {inputs}: {reason}") from error
+        raise UserError(f"the module of tier {tier!r} fails on two inputs of {describe(sample)}: {reason}") from error
 
 
-def _check_logits(tier: str, logits: object, expected: tuple[int, int, int]) -> None:
-    exits, batch, classes = expected
-    found: object = type(logits).__name__
-    if isinstance(logits, Sequence):
-        found = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in logits]
-    if found != [(batch, classes)] * exits:
+def _check_outputs(tier: str, outputs: object, exits: int, check_output: Callable[[Tensor], str]) -> None:
+    tensors = list(outputs) if isinstance(outputs, Sequence) else []
+    wrong = "" if len(tensors) == exits else "any"
+    for tensor in tensors:
+        wrong = wrong or (check_output(tensor) if isinstance(tensor, Tensor) else "any")
+    if wrong:
+        found: object = type(outputs).__name__
+        if tensors:
+            found = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in tensors]
+        shape = f" of shape {wrong}" if wrong != "any" else ""
         raise UserError(
-            f"the module of tier {tier!r} must return a list of {exits} logits of shape {(batch, classes)}, "
-            f"shallowest exit first; it returned {found}; if the model has more classes than the {classes} of the "
-            "labels, pass classes=..."
+            f"the module of tier {tier!r} must return a list of {exits} logits{shape}, shallowest exit first; "
+            f"it returned {found}; if the model has more classes than the labels, pass classes=..."
         )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhen import seeds
+from fedhen.data.inputs import Inputs
 from fedhen.hardware.precision import Precision
 
 FEW = 32
@@ -28,9 +29,11 @@ SMALL = 2.5e6
 MARK = "_fedhen_small_convolutions"
 
 
-def apply_image_layout(module: nn.Module, sample: Tensor, precision: Precision, batch_size: int) -> nn.Module:
+def apply_image_layout(module: nn.Module, sample: Inputs, precision: Precision, batch_size: int) -> nn.Module:
     """Converts a module's weights, and from now on its inputs, to the layout that is faster on a CPU."""
-    if sample.is_cuda or sample.dim() != 4 or not is_faster_with_channels_last(module, precision):
+    if not isinstance(sample, Tensor) or sample.is_cuda or sample.dim() != 4:
+        return module
+    if not is_faster_with_channels_last(module, precision):
         return module
     work = _count_multiplications(module, sample)
     if work:

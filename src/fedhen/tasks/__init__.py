@@ -1,0 +1,18 @@
+"""What models predict: the loss of an exit's output, the metrics that score it, and which targets fit."""
+
+from __future__ import annotations
+
+from fedhen.tasks.metrics import Metric, make_mean_metric
+from fedhen.tasks.standard import Classification, LanguageModelling, MultiLabel, Regression, Segmentation
+from fedhen.tasks.task import Task
+
+__all__ = [
+    "Classification",
+    "LanguageModelling",
+    "Metric",
+    "MultiLabel",
+    "Regression",
+    "Segmentation",
+    "Task",
+    "make_mean_metric",
+]

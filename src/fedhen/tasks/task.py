@@ -1,0 +1,80 @@
+"""The contract of a task: what every engine, record and report knows of predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from torch import Tensor
+
+from fedhen.errors import UserError, unknown_name
+from fedhen.tasks.metrics import Metric, read_metrics
+
+
+class Task:
+    """What models predict. A subclass has a name, a loss and metrics; the rest has defaults.
+
+    Example:
+        The 90 % quantile, for outputs of shape (examples, 1)::
+
+            class Quantile(fedhen.Task):
+                name = "quantile"
+                metrics = [make_mean_metric("coverage", lambda output, y: y <= output[:, 0], unit="%")]
+
+                def loss(self, output, targets):
+                    error = targets - output[:, 0]
+                    return torch.maximum(0.9 * error, -0.1 * error).mean()
+
+
+            fedhen.train(family, data, task=Quantile())
+    """
+
+    name: str = ""
+    """Its name in configurations and reports."""
+    metrics: Sequence[object] = ()
+    """The primary metric first: names, `Metric`s, or metrics of torchmetrics whose states are sums."""
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Returns the loss of one exit on a batch, a tensor without dimensions.
+
+        Args:
+            output: What the exit returned, with a row for each example.
+            targets: The targets of the same examples.
+        """
+        raise NotImplementedError
+
+    def check_targets(self, targets: Tensor, classes: int) -> str:
+        """Returns what is wrong with targets, or "" if they fit the task."""
+        return ""
+
+    def check_output(self, output: Tensor, targets: Tensor, classes: int) -> str:
+        """Returns which shape an exit's output should have, or "" if it fits."""
+        return "" if len(output) == len(targets) else f"({len(targets)}, ...)"
+
+    def count_outputs(self, targets: Tensor, classes: int) -> int:
+        """Returns the number of outputs that a model for these targets needs."""
+        return classes or targets[0].numel()
+
+    def log_probabilities(self, output: Tensor) -> Tensor:
+        """Returns the logarithms of the predicted probabilities, of shape (predictions, classes), for distillation."""
+        raise UserError(f"objective.distillation needs a task with probabilities, and {self.name!r} has none")
+
+    def combine(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Returns one output that stands for the mean prediction of several exits."""
+        raise UserError(f"evaluation.ensemble needs a task that can combine outputs, and {self.name!r} cannot")
+
+    def named_metrics(self) -> Mapping[str, Metric]:
+        """Returns the metrics that can be chosen by name, the default first."""
+        return {}
+
+    @cached_property
+    def scores(self) -> tuple[Metric, ...]:
+        """The metrics, the primary one first. Raises a UserError for a name that is not known."""
+        known = self.named_metrics()
+        for name in self.metrics:
+            if isinstance(name, str) and name not in known:
+                raise unknown_name(f"metric of {self.name}", name, known)
+        found = read_metrics([known[each] if isinstance(each, str) else each for each in self.metrics or list(known)[:1]])
+        if not found:
+            raise UserError(f"task {self.name or type(self).__name__!r} has no metrics: give it at least one")
+        return found
