@@ -288,7 +288,7 @@ def test_ctrl_c_prints_how_to_resume_and_exits_with_130(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert re.match(r"fedhen: stopped after round \d+; go on with: fedhen resume runs/", rest.splitlines()[-1])
+    assert re.match(r"fedhen: stopped after round \d+; resume with: fedhen resume runs/", rest.splitlines()[-1])
 
 
 @pytest.mark.process

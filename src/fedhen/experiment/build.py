@@ -43,7 +43,7 @@ def build_experiment(
     data_dir: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Experiment:
-    """Builds the experiment of a configuration. What is not given is loaded by the name that the configuration has."""
+    """Builds the experiment of a configuration. Data, family and method are loaded by name unless they are given."""
     where = choose_device(accelerator)
     population = build_population(
         config,
@@ -65,14 +65,14 @@ def build_populations(
         return sources.load_data(data, root, seed).to(where)
 
     for config, method in chosen:
-        # Which images a fraction keeps depends on the seed.
+        # The seed decides which images a fraction keeps, so only then is the data loaded for each seed.
         yield build_population(config, method, load(config.data, config.seed if config.data.fraction < 1 else 0))
 
 
 def build_population(config: Config, method: Method, data: Data, family: Family | None = None) -> Population:
     """Deals the data to the devices, builds the model family, and checks that all of it fits together."""
     if not len(data.y_test):
-        raise UserError("test data: there are no examples")
+        raise UserError("the test data has no examples")
     if data.shards and len(data.shards) != config.devices.number:
         raise UserError(f"devices.number={config.devices.number}, but data is given for {len(data.shards)} devices")
     if not data.shards:
@@ -128,7 +128,7 @@ def check_ranks_agree(config: Config, data: Data, server: TierModels, ranks: Ran
     for shard in data.shards:
         seen = crc32(shard.data, seen)
     if len(set(ranks.gather(seen))) > 1:
-        raise UserError("the ranks have different settings, data or models: seed all that your script draws")
+        raise UserError("the ranks have different settings, data or models: seed all random choices of your script")
 
 
 def make_empty_memories(server: TierModels, population: Population) -> TierModels:

@@ -12,7 +12,7 @@ from fedhen.params import TierModels, distance
 
 
 def score_models(population: Population, score: Score, models: Mapping[str, TierModels]) -> dict[str, Any]:
-    """Returns the accuracy of every model, and R(w_s, w_c) of the server's, as a record has them."""
+    """Returns the accuracy of every model and R(w_s, w_c) of the server's models, by the keys of a record."""
     config, server = population.config, models["server"]
     *shallower, deepest = server
     both = count_right(population, score, models)
@@ -28,7 +28,7 @@ def score_models(population: Population, score: Score, models: Mapping[str, Tier
 def count_right(
     population: Population, score: Score, models: Mapping[str, TierModels]
 ) -> dict[tuple[str, str], tuple[int, int]]:
-    """Returns (owner, tier) -> the examples that its exit, and its exits together, classify rightly."""
+    """Returns (owner, tier) -> the number of examples that its exit, and all its exits together, classify correctly."""
     passes = {
         (owner, tier): [(name, find_exits(population, tier, name)) for name in read]
         for owner, own in models.items()
