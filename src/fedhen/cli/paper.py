@@ -107,11 +107,11 @@ def missing_jobs(runs: Sequence[Run], wanted: Sequence[str], options: argparse.N
         config = replace(apply_options(load_recipe(recipe), options), method=method)
         if recipe in wanted and not has_finished_run(runs, config):
             yield Job(f"{recipe} {method}", f"{recipe}-{method}-seed{config.seed}", config, load_method(method))
-    alone = copy.copy(options)
+    centralised = copy.copy(options)
     # A single device holds all the data, so settings of the fleet do not apply.
-    alone.settings = [text for text in options.settings if text.split(".")[0] not in FLEET]
+    centralised.settings = [text for text in options.settings if text.split(".")[0] not in FLEET]
     for data, tier, fraction in CENTRALISED:
-        config = apply_options(make_centralised(load_recipe(f"{data}-iid"), tier, fraction), alone)
+        config = apply_options(make_centralised(load_recipe(f"{data}-iid"), tier, fraction), centralised)
         name = f"{config.recipe}-{tier}-{fraction:g}"
         if config.recipe in wanted and not has_finished_run(runs, config):
             yield Job(name, f"{name}-seed{config.seed}", config, load_method(config.method))

@@ -75,12 +75,12 @@ def write_checkpoint(place: Path, number: int, entries: Sequence[Entry], about: 
         place.mkdir(exist_ok=True)
         _clean(place)
         target = _tensors_path(place, number)
-        beside = target.with_name(target.name + PART)
+        partial_file = target.with_name(target.name + PART)
         _check_free_space(place, sum(entry.kind.bytes for entry in entries))
-        with beside.open("wb") as file:
+        with partial_file.open("wb") as file:
             checksum, size, failed = _write_tensors(file, entries)
         if failed is None:
-            beside.replace(target)
+            partial_file.replace(target)
             sync_folder(place)
             manifest = {"format": FORMAT, "round": number, "bytes": size, "sha256": checksum, **about}
             replace_file(_manifest_path(place, number), _render_manifest(manifest))

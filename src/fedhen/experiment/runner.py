@@ -73,7 +73,7 @@ class RunKeeper:
     folder: Path
     experiment: Experiment
     beginning: RunStart
-    beside: BackgroundTask
+    background: BackgroundTask
     recorder: RunWriter | None = None
     """Only on rank 0."""
     records: list[Mapping[str, Any]] = field(default_factory=list)
@@ -130,7 +130,7 @@ class RunKeeper:
             }
         write = checkpoint_state.prepare_checkpoint(self.whole, self.folder / checkpoint_files.FOLDER, about)
         if self.whole.lasts:
-            self.beside.begin(partial(self._write, write, number))
+            self.background.begin(partial(self._write, write, number))
         else:
             self._write(write, number)
         self.saved_at = time.monotonic()
@@ -152,11 +152,11 @@ class RunKeeper:
     def save_last_round(self) -> None:
         """Saves the last complete round, unless that was already tried, and waits until it is written."""
         slow = f"round {self.whole.played} is being saved; a second Ctrl-C does not wait for it"
-        self.beside.end(slow)
+        self.background.end(slow)
         wanted = self.experiment.config.checkpoint.wanted
         if self.experiment.ranks.first(lambda: wanted and self.whole.played > self.tried_round):
             self.save()
-        self.beside.end(slow)
+        self.background.end(slow)
 
     def stop_message(self) -> str:
         """Returns what is saved and how to resume."""
@@ -171,7 +171,7 @@ class RunKeeper:
         """Writes the models and the summary. Keeps one checkpoint, so that rounds can be added."""
         if self.recorder is not None:
             # The checkpoint first: if it does not fit the disk, it is removed, and the models get its space.
-            self.beside.end()
+            self.background.end()
             save_models(self.folder, self.experiment.reported, self.experiment.about_models())
             self.recorder.finish(make_summary(self.experiment, self.records, time.perf_counter() - self.began))
             checkpoint_files.keep_newest(self.folder / checkpoint_files.FOLDER, 1)
