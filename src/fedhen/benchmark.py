@@ -34,9 +34,9 @@ SHAPES = {"cifar10": (3, 32, 32, 10), "cifar100": (3, 32, 32, 100)}
 PLAIN_ROUNDS, PLAIN_SECONDS = 10, 40.0
 """The plain loop is measured for at most this many rounds and seconds, and for at least one round."""
 TIMING_SECONDS = 4.0
-"""A training is timed again and again for this many seconds."""
+"""Trainings are repeated for about this many seconds to time them."""
 TURN_SECONDS = 2.0
-"""Seconds that a loop plays before the next has its turn: long compared with filling the caches again."""
+"""Seconds that a loop plays before the next one: long compared with the time to fill the caches again."""
 
 Seconds = dict[tuple[int, ...], float]
 """(Round, active devices...) -> the seconds that the round took."""
@@ -54,7 +54,7 @@ class BenchmarkRequest:
 
 
 def run_benchmark(request: BenchmarkRequest, report: Callable[[str], None]) -> dict[str, Any]:
-    """Runs the benchmark. `report` is called with a line about each part."""
+    """Runs the benchmark and returns its results. `report` is called with a line about each part."""
     data, real = load_or_draw_data(request)
     where = choose_device(request.accelerator)
     precision = build_experiment(request.config, data=data, accelerator=request.accelerator).population.precision.name
@@ -130,7 +130,7 @@ class Loop:
         reset_peak_memory(experiment.population.data.device)
         self.experiment = experiment
         warm = experiment.config.evaluation.every + 1
-        # The plain loop needs one round for that. It starts later, so that both measure the same rounds.
+        # The plain loop needs only one round to warm up. It starts later, so that both measure the same rounds.
         experiment.played = 0 if rounds else warm - 1
         self.left, self.seconds = (rounds, math.inf) if rounds else (PLAIN_ROUNDS, PLAIN_SECONDS)
         self.steps, self.play = list[Step](), experiment.play()
@@ -201,7 +201,7 @@ def plan_ends(experiment: Experiment, step: Step, device: int) -> Sequence[int]:
 
 
 def count_operations(experiment: Experiment, tier: str) -> float:
-    """Returns the floating-point operations of the products for one example, forward and backward."""
+    """Returns the floating-point operations of matrix products for one example, forward and backward."""
     population = find_sequential(experiment).population
     module = find_sequential(experiment).build_module(tier).train()
     plan = find_sequential(experiment).plan_batches(1, population.tier_of.index(tier))
@@ -238,7 +238,7 @@ def measure_side_objective(request: BenchmarkRequest, data: Data) -> dict[str, A
 
 
 def time_trainings(experiment: Experiment, devices: Sequence[int]) -> Iterator[float]:
-    """Trains these devices again and again. Yields the seconds that each time took."""
+    """Trains these devices repeatedly. Yields the seconds that each training took."""
     sent = Sent(
         experiment.memories.starting_models(experiment.server, experiment.population.local), experiment.memories.mean
     )

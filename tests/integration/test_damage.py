@@ -156,7 +156,7 @@ def test_a_report_on_several_runs_leaves_out_unreadable_ones(
     Path("all/noside/config.toml").write_text("\x00\n")
     assert main(["report", "all"]) == 0
     shown = capsys.readouterr()
-    assert shown.err.startswith("fedhen: passed over: all/noside is damaged: ") and shown.err.count("\n") == 1
+    assert shown.err.startswith("fedhen: skipped: all/noside is damaged: ") and shown.err.count("\n") == 1
     assert "decouple" in shown.out and "noside" not in shown.out
     for method in ("fedhen", "decouple"):
         Path("all", method, "config.toml").write_text("\x00\n")

@@ -11,7 +11,19 @@ PACKAGE = ROOT / "src" / "fedhen"
 README = ROOT / "README.md"
 LAYERS = [
     *("version", "errors", "seeds", "params", "exact_sums", "interrupts"),
-    *("fileio", "config", "distributed", "hardware", "runs", "tracking", "data", "tasks", "models", "algorithm", "devices"),
+    *(
+        "fileio",
+        "config",
+        "distributed",
+        "hardware",
+        "runs",
+        "tracking",
+        "data",
+        "tasks",
+        "models",
+        "algorithm",
+        "devices",
+    ),
     *("engines", "experiment", "reports", "benchmark", "fleet", "api", "cli"),
 ]
 """Packages and top-level modules: each imports only from those before it."""

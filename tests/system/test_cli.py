@@ -114,7 +114,7 @@ def test_every_run_gets_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.Monke
         (["run", "digits", "--accelerator", "tpu"], "invalid choice: 'tpu'"),
         (["run", "digits", "--config", "x.toml"], "--config brings its own recipe: leave out 'digits'"),
         (["run", "--config", "x.toml"], "cannot read x.toml: No such file or directory"),
-        (["run", "digits", "--seeds", "0,x"], "--seeds '0,x': write whole numbers with commas, like 0,1,2"),
+        (["run", "digits", "--seeds", "0,x"], "--seeds '0,x': write whole numbers separated by commas, like 0,1,2"),
         (["run", "digits", "--seeds", "1,1"], "name each seed once"),
         (["run", "digits", "--seeds", "1", "--seed", "1"], "not allowed with argument"),
         (
@@ -130,7 +130,7 @@ def test_every_run_gets_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.Monke
         ),
         (["run", "digits", "--split", "iid"], "unrecognized arguments: --split iid"),
         (["compar"], "invalid choice: 'compar'"),
-        (["report", "nowhere"], "nowhere is not a run folder, and holds none"),
+        (["report", "nowhere"], "nowhere is not a run folder and contains none"),
         (["report", "a-run", "--rounds", "0"], "--rounds 0: it must be at least 1"),
         (["evaluate", "nowhere"], "nowhere is not a run folder"),
         (["recipes", "digit"], "unknown recipe 'digit': did you mean 'digits'?"),
@@ -247,7 +247,7 @@ def test_damage_of_every_kind_is_one_line(
     Path("run", name).write_text(content)
     assert "run is damaged" in refused(capsys, "report", "run")
     assert main(["paper", "--runs", "."]) == 0
-    assert "passed over: run is damaged" in capsys.readouterr().err
+    assert "skipped: run is damaged" in capsys.readouterr().err
 
 
 def test_a_model_that_no_longer_scores_as_recorded_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_ctrl_c_prints_how_to_resume_and_exits_with_130(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert re.match(r"fedhen: stopped after round \d+; go on with: fedhen resume runs/", rest.splitlines()[-1])
+    assert re.match(r"fedhen: stopped after round \d+; resume with: fedhen resume runs/", rest.splitlines()[-1])
 
 
 @pytest.mark.process

@@ -182,7 +182,7 @@ class TestPlain:
         (run / "rounds.jsonl").write_text(f"{first}\nround 2\n")
         done = fedhen("fleet", "run", str(local_fleet.path), "--resume", str(run), "--rounds", "4", cwd=tmp_path)
         assert done.returncode == 2
-        assert done.stderr.endswith("holds 1 whole rounds only; start another run\n")
+        assert done.stderr.endswith("holds only 1 complete rounds; start another run\n")
 
 
 class Shell:

@@ -76,7 +76,7 @@ def test_a_disk_with_room_for_the_records_and_not_for_the_models(
     mount(disk, f"size={12 * PAGE}")
     assert main([*RUN, str(disk / "run")]) == 2
     unsaved, error = capsys.readouterr().err.splitlines()
-    assert unsaved == "fedhen: round 30 could not be saved (No space left on device): the run goes on"
+    assert unsaved == "fedhen: round 30 could not be saved (No space left on device): the run continues"
     assert error.startswith("fedhen: cannot write to ") and "No space left on device" in error
     run = read_run(disk / "run")
     assert len(run.rounds) == 30 and run.summary is None and run.damage == ()

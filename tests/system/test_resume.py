@@ -105,7 +105,7 @@ def test_a_killed_command_is_resumed_and_a_second_process_is_refused(tmp_path: P
         assert process.wait() == 143
         assert process.stderr is not None
         rounds = count_rounds(tmp_path / "run")
-        assert f"stopped after round {rounds}; go on with: fedhen resume {tmp_path / 'run'}" in process.stderr.read()
+        assert f"stopped after round {rounds}; resume with: fedhen resume {tmp_path / 'run'}" in process.stderr.read()
 
 
 def test_the_first_signal_saves_the_last_whole_round(forks: Forks, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_first_signal_saves_the_last_whole_round(forks: Forks, tmp_path: Pat
         begun = stopped_after(forks, command, folder, 7, number)
         assert begun.wait() == code
         rounds = count_rounds(folder)
-        stopped = f"fedhen: stopped after round {rounds}; go on with: fedhen resume {folder}\n"
+        stopped = f"fedhen: stopped after round {rounds}; resume with: fedhen resume {folder}\n"
         # A slow disk is told of.
         assert re.fullmatch(
             rf"(fedhen: round {rounds} is being saved; .*\n)?{re.escape(stopped)}", begun.log.read_text()
@@ -250,7 +250,7 @@ def test_a_run_of_two_ranks_is_resumed_by_two_and_by_one(forks: Forks, tmp_path:
     seldom = [*command[:-1], "--set=checkpoint.rounds=0", "--out"]
     (told,) = interrupted(seldom, tmp_path / "told", lambda run: run.send_signal(signal.SIGTERM))
     after = count_rounds(tmp_path / "told")
-    assert told == f"fedhen: stopped after round {after}; go on with: fedhen resume {tmp_path / 'told'}"
+    assert told == f"fedhen: stopped after round {after}; resume with: fedhen resume {tmp_path / 'told'}"
     assert [p.name for p in (tmp_path / "told" / "checkpoints").glob("*.json")] == [f"round-{after:06}.json"]
     shutil.copytree(tmp_path / "cut", tmp_path / "alone")
     for name in ("cut", "told"):

@@ -50,7 +50,9 @@ class SumOfExits:
 
     def __call__(self, logits: Sequence[Tensor], labels: Tensor) -> Tensor:
         read = [(logits[index], weight) for index, weight in self.weighted_exits(len(logits))]
-        losses = [self.task.loss(z, labels) * weight if weight != 1 else self.task.loss(z, labels) for z, weight in read]
+        losses = [
+            self.task.loss(z, labels) * weight if weight != 1 else self.task.loss(z, labels) for z, weight in read
+        ]
         if self.distillation and len(read) > 1:
             losses.append(self.distillation * self._distillation_loss([z for z, _ in read]))
         total = losses[0]
@@ -94,7 +96,7 @@ last_exit = SumOfExits(slice(-1, None))
 def configure_objective(
     objective: Objective, exits: tuple[str, ...], config: ObjectiveConfig, task: Task = CLASSIFICATION
 ) -> Objective:
-    """Returns the objective of a tier with these exits, with the task's loss, the configured weights and distillation."""
+    """Returns the objective of a tier with these exits, with the task and the configured weights and distillation."""
     if isinstance(objective, SumOfExits):
         if objective.chosen != slice(None) and config != ObjectiveConfig():
             raise UserError(

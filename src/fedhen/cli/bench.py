@@ -1,4 +1,4 @@
-"""`fedhen bench`: how fast this machine is, with the plain loop beside the engine."""
+"""`fedhen bench`: measures how fast this machine is, with the plain loop and with the engine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from typing import Any
 from fedhen.cli.options import add_machine, add_recipe, choose
 
 EXAMPLES = """\
-The plain loop trains one device after the other; the engine trains the active ones side by side. Both play the same
-rounds of the recipe in this one run, training and evaluation; a round's seconds are means after a warm-up.
+The plain loop trains one device after the other; the engine trains the active devices in parallel. Both play the same
+rounds of the recipe, with training and evaluation. The seconds of a round are means after a warm-up.
 
 examples:
   fedhen bench                            the digits, about a minute on two cores
-  fedhen bench cifar10-iid                on a GPU; random images where CIFAR-10 is not on this machine
+  fedhen bench cifar10-iid                on a GPU; random images if CIFAR-10 is not on this machine
   fedhen bench cifar10-iid --rounds 200 --json > bench.json
   fedhen bench digits --set runtime.threads=2
 """
 
 
 def add_commands(commands: Any) -> None:
-    """Add it to the parser."""
     command = commands.add_parser(
         "bench",
-        help="how fast this machine is: plain loop, engine, ceiling, side objective",
+        help="measure how fast this machine is: plain loop, engine, peak rate, side objective",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -41,7 +40,6 @@ def add_commands(commands: Any) -> None:
 
 
 def bench_command(options: argparse.Namespace) -> int:
-    """`fedhen bench`."""
     from fedhen.benchmark import BenchmarkRequest, run_benchmark
     from fedhen.errors import UserError
 
@@ -60,7 +58,6 @@ def bench_command(options: argparse.Namespace) -> int:
 
 
 def format_benchmark(found: dict[str, Any]) -> str:
-    """The result as text."""
     loops = [name for name in ("plain", "plain tf32", "fast") if name in found]
     hardware, unit = found["hardware"], "TFLOP/s" if found["ceiling_tflops"] > 1 else "GFLOP/s"
     scale = 1 if unit == "TFLOP/s" else 1e3

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from fedhen.cli.options import (
-    add_machine,
-    add_method_options,
-    add_out,
-    add_recipe,
-    add_rounds,
-    add_seeds,
-    choose,
-    spread_over_seeds,
-)
-from fedhen.cli.training import COMBINED, DATA_HELP, METHODS_HELP, Job, train_below
+from fedhen.cli.options import add_method_options, add_recipe, add_training_options, choose, spread_over_seeds
+from fedhen.cli.training import COMBINED, METHODS_HELP, Job, train_below
 from fedhen.distributed.communicator import current_ranks
 from fedhen.errors import UserError
 from fedhen.reports import write_report
@@ -44,14 +34,10 @@ def add_commands(commands: Any) -> None:
         "--methods",
         metavar="M,M",
         default=",".join(PAPERS_METHODS),
-        help=f"which, with commas: {METHODS_HELP} (default: %(default)s)",
+        help=f"methods, separated by commas: {METHODS_HELP} (default: %(default)s)",
     )
-    command.add_argument("--data", type=Path, metavar="PATH", help=DATA_HELP)
-    add_rounds(command)
-    add_seeds(command)
     add_method_options(command)
-    add_out(command)
-    add_machine(command)
+    add_training_options(command)
     command.set_defaults(run=compare_command)
 
 
@@ -70,7 +56,7 @@ def compare_command(options: argparse.Namespace) -> int:
     folders = train_below(jobs, options, f"{jobs[0].config.recipe}-compare")
     if current_ranks().rank:
         return 0
-    # By name, as `fedhen report` finds them: the same columns, which are also the paper's.
+    # Sorted by name, as in `fedhen report`, so that the columns have the same order, which is also the paper's.
     parent = folders[0].parent
     report = write_report([read_run(folder) for folder in sorted(folders)], parent)
     print(report.text)

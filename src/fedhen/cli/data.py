@@ -1,4 +1,4 @@
-"""`fedhen data`: get data sets, check them, and see how they are dealt to the devices."""
+"""`fedhen data`: downloads data sets, verifies them, and shows how they are split over the devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from fedhen.cli.options import RUNS, add_recipe, config_from_options
+from fedhen.cli.options import RUNS, add_data_dir, add_recipe, config_from_options
 from fedhen.data import archive as archives
 from fedhen.data import download
 from fedhen.data.published import MISSING, PUBLISHED, verify
@@ -29,7 +29,7 @@ examples:
   fedhen data partition cifar10-noniid      what each device holds, in numbers and as a picture
 """
 FETCH_EXAMPLES = """\
-A download that broke off goes on where it stopped. The folder is $FEDHEN_DATA, or the platform's place for caches.
+An interrupted download is resumed. The data folder is $FEDHEN_DATA, or the platform's cache folder.
 
 examples:
   fedhen data fetch cifar10
@@ -47,17 +47,20 @@ examples:
 
 
 def add_commands(commands: Any) -> None:
-    """Add them to the parser."""
     look = argparse.RawDescriptionHelpFormatter
     data = commands.add_parser(
-        "data", help="get data sets, check them, see their split", epilog=EXAMPLES, formatter_class=look
+        "data", help="download data sets, verify them, show their split", epilog=EXAMPLES, formatter_class=look
     )
     within = data.add_subparsers(dest="data_command", metavar="COMMAND", required=True)
     get = within.add_parser("fetch", help="download a data set", epilog=FETCH_EXAMPLES, formatter_class=look)
     get.add_argument("name", choices=DATA_SETS, metavar="NAME", help=f"one of: {', '.join(DATA_SETS)}")
     get.add_argument("--to", type=Path, metavar="DIR", help="where to put it (default: the data folder)")
     get.add_argument(
-        "--from", type=Path, metavar="PATH", dest="source", help="an archive or folder that you have; no network"
+        "--from",
+        type=Path,
+        metavar="PATH",
+        dest="source",
+        help="an archive or folder on this machine, instead of a download",
     )
     get.add_argument("--quiet", action="store_true", help="show no progress")
     get.set_defaults(run=fetch_command)
@@ -65,16 +68,17 @@ def add_commands(commands: Any) -> None:
     check.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="default: the data folder")
     check.set_defaults(run=check_command)
     partition = within.add_parser(
-        "partition", help="how a recipe deals its data to the devices", epilog=PARTITION_EXAMPLES, formatter_class=look
+        "partition",
+        help="show how a recipe splits its data over the devices",
+        epilog=PARTITION_EXAMPLES,
+        formatter_class=look,
     )
     add_recipe(partition)
-    partition.add_argument("--seed", type=int, metavar="S", help="every random number follows from it")
+    partition.add_argument("--seed", type=int, metavar="S", help="the seed of all random numbers")
     partition.add_argument(
         "--data", type=Path, metavar="PATH", help="your own data: a folder of images, or an .npz file"
     )
-    partition.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="where downloaded data lies (default: $FEDHEN_DATA)"
-    )
+    add_data_dir(partition)
     partition.add_argument(
         "--out", type=Path, metavar="DIR", help="where to write (default: a fresh folder under runs/)"
     )
@@ -82,7 +86,6 @@ def add_commands(commands: Any) -> None:
 
 
 def fetch_command(options: argparse.Namespace) -> int:
-    """`fedhen data fetch`."""
     files, root = PUBLISHED[options.name], data_root(options.to)
     where = root / files.folder
     if not any(problem for _, problem in verify(files, root)):
@@ -95,22 +98,21 @@ def fetch_command(options: argparse.Namespace) -> int:
             archive = download.download_file(files, root, show=show)
         archives.unpack(files, archive, root)
         archive.unlink()
-    print(f"{files.name} lies in {where}: {len(files.sha1)} files, all verified")
+    print(f"{files.name} is in {where}: {len(files.sha1)} files, all verified")
     if options.to is not None:
         print(f"train on it with --data-dir {quote(str(options.to))}, or set FEDHEN_DATA")
     return 0
 
 
 def check_command(options: argparse.Namespace) -> int:
-    """`fedhen data check`."""
     folder = data_root(options.folder)
-    # The folder of one data set may be named too, like cifar-10-batches-bin.
+    # The folder may also be that of one data set, like cifar-10-batches-bin.
     inner = folder.resolve()
     roots = {name: inner.parent if inner.name == files.folder else folder for name, files in PUBLISHED.items()}
     checks = {name: verify(files, roots[name]) for name, files in PUBLISHED.items()}
     found = {name: check for name, check in checks.items() if any(problem != MISSING for _, problem in check)}
     if not found:
-        raise UserError(f"{folder} holds no data set: get one with `fedhen data fetch {DATA_SETS[0]}`")
+        raise UserError(f"{folder} holds no data set: download one with `fedhen data fetch {DATA_SETS[0]}`")
     wrong = []
     for name, check in found.items():
         for file, problem in check:
@@ -120,12 +122,11 @@ def check_command(options: argparse.Namespace) -> int:
         remedies = " and ".join(
             f"`fedhen data fetch {name} --to {quote(str(roots[name]))}`" for name in dict.fromkeys(wrong)
         )
-        raise UserError(f"files that are missing or wrong: {len(wrong)}; get them with {remedies}")
+        raise UserError(f"missing or wrong files: {len(wrong)}; download them with {remedies}")
     return 0
 
 
 def partition_command(options: argparse.Namespace) -> int:
-    """`fedhen data partition`."""
     config = config_from_options(options)
     from fedhen.data import sources
     from fedhen.data.partitions import deal
@@ -141,7 +142,7 @@ def partition_command(options: argparse.Namespace) -> int:
 
 @contextmanager
 def progress(name: str, quiet: bool) -> Iterator[download.Show]:
-    """Shows a download: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+    """Shows the progress of a download: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
     if quiet:
         yield download.show_nothing
     elif sys.stderr.isatty():
@@ -163,13 +164,12 @@ def _bar(name: str) -> Iterator[download.Show]:
 
 
 class Lines:
-    """Plain lines: at the start, at the end, and every ten seconds between."""
+    """Prints the progress as lines: at the start, at the end, and every ten seconds in between."""
 
     def __init__(self, name: str) -> None:
         self.name, self.shown = name, -SECONDS_BETWEEN_LINES
 
     def __call__(self, done: int, total: int | None) -> None:
-        """A line, if it is time for one."""
         if done == total or time.monotonic() - self.shown >= SECONDS_BETWEEN_LINES:
             self.shown = time.monotonic()
             share = f" of {total / 1e6:.1f} MB ({100 * done / total:.0f} %)" if total else " MB"

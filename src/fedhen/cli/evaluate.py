@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedhen.cli.options import add_data_dir
 from fedhen.cli.report import find_run_folders
 from fedhen.config.settings import ACCELERATORS
 from fedhen.errors import UserError
@@ -15,15 +16,12 @@ from fedhen.runs.reader import read_run
 def add_commands(commands: Any) -> None:
     command = commands.add_parser("evaluate", help="score the saved models of a run again")
     command.add_argument("run_folder", type=Path, metavar="RUN", help="a finished run folder")
-    command.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="where downloaded data lies (default: $FEDHEN_DATA)"
-    )
+    add_data_dir(command)
     command.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="default: %(default)s")
     command.set_defaults(run=evaluate_command)
 
 
 def evaluate_command(options: argparse.Namespace) -> int:
-    """`fedhen evaluate`."""
     folders = list(find_run_folders([options.run_folder]))
     if folders != [options.run_folder]:
         raise UserError(f"{options.run_folder} holds several runs: choose from {', '.join(map(str, folders))}")

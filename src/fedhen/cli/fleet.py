@@ -16,10 +16,10 @@ from fedhen.cli.options import (
     add_rounds,
     add_settings,
     apply_options,
-    choose,
+    choose_one,
     config_from_options,
 )
-from fedhen.cli.training import METHODS_HELP, describe_result
+from fedhen.cli.training import METHODS_HELP, describe_result, name_run, read_planned_config
 from fedhen.config.settings import Config
 from fedhen.config.toml import read_toml
 from fedhen.errors import UserError
@@ -49,7 +49,6 @@ examples:
 
 
 def add_commands(commands: Any) -> None:
-    """Adds the commands to the parser."""
     look = argparse.RawDescriptionHelpFormatter
     fleet = commands.add_parser("fleet", help="a real fleet on Flower", epilog=EXAMPLES, formatter_class=look)
     within = fleet.add_subparsers(dest="fleet_command", metavar="COMMAND", required=True)
@@ -175,12 +174,7 @@ def stop_run(superlink: SuperLinkClient, number: str) -> str:
 
 def restore_settings(config: Config, run: Path, rounds: int | None) -> Config:
     """Returns a run's configuration, with the given rounds and the [fleet] section of `config`."""
-    if not (run / CONFIG).is_file():
-        raise UserError(f"{run} is not a run folder: it has no {CONFIG}")
-    before = read_toml(run / CONFIG)
-    if rounds is not None and rounds < before.rounds:
-        raise UserError(f"{run} was planned for {before.rounds} rounds; rounds can be added but not removed")
-    return replace(before, rounds=before.rounds if rounds is None else rounds, fleet=config.fleet)
+    return replace(read_planned_config(run, rounds), fleet=config.fleet)
 
 
 def up_command(options: argparse.Namespace) -> int:
@@ -188,9 +182,7 @@ def up_command(options: argparse.Namespace) -> int:
     from fedhen.fleet.local_fleet import LocalFleet
     from fedhen.fleet.project import fit_to_nodes
 
-    if options.method is not None and options.config is not None:
-        raise UserError("--config brings its own method: leave out --method")
-    config = choose(options, default="digits", method=options.method).config
+    config = choose_one(options, default="digits").config
     nodes = parse_nodes(options, config)
     config = fit_to_nodes(config, nodes, options.active)
     run = create_run(options.out, config)
@@ -210,8 +202,7 @@ def up_command(options: argparse.Namespace) -> int:
 
 def create_run(out: Path | None, config: Config) -> Path:
     """Creates the folder of a new run."""
-    local = f"-{config.local.name}" if config.local.name != "plain" else ""
-    name = f"{config.recipe}-{config.method}{local}-fleet"
+    name = f"{name_run(config)}-fleet"
     # The message must not suggest --force, which these commands do not have.
     return create_run_folders(out, [""], instead="")[0] if out is not None else create_fresh_folder(RUNS, name)
 

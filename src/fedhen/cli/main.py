@@ -1,4 +1,4 @@
-"""`fedhen`: the commands and their options. What needs torch is imported when a command that needs it runs."""
+"""`fedhen`: the commands and their options. Modules that need torch are imported when a command runs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ examples:
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong arguments get one line and exit code 2."""
+    """Reports wrong arguments in one line, with exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """One line that says what is wrong and where to look."""
         self.exit(2, "" if read_launcher().rank else f"fedhen: {one_line(message)}; see `{self.prog} --help`\n")
 
 
 def parser() -> Parser:
-    """All commands with their options."""
+    """Returns the parser of all commands."""
     top = Parser(
         prog="fedhen",
         description="Federated learning for fleets of unequal devices.",
@@ -48,17 +47,17 @@ def parser() -> Parser:
     return top
 
 
-def tell(message: Warning | str, *where: object, **more: object) -> None:
-    """A warning in one line, as errors are told; where in the code it was raised helps nobody here."""
+def show_warning(message: Warning | str, *where: object, **more: object) -> None:
+    """Prints a warning in one line, like an error, without the place in the code that raised it."""
     print(f"fedhen: {one_line(str(message))}", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 2 for what the user can mend, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Runs a command. The exit code is 2 for errors that the user can fix, 130 after Ctrl-C, 143 after SIGTERM."""
     options = parser().parse_args(arguments)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = tell
+            warnings.showwarning = show_warning
             code: int = options.run(options)
         sys.stdout.flush()
         return code
@@ -69,14 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fedhen: rank {current_ranks().rank} stopped: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader of our output went away, as `| head` does.
-        _flush_nowhere()
+        # The reader of the output has closed it, as `| head` does.
+        _flush_or_discard()
         return 141
     except OSError as error:
-        # What no command expects of the machine: output to a full disk, a path that no system takes.
+        # An error of the system that no command handles: a full disk under the output, an impossible path.
         where = f"{error.filename}: " if error.filename else ""
         current_ranks().say(one_line(f"{where}{error.strerror or error}"))
-        _flush_nowhere()
+        _flush_or_discard()
         return 2
     except Exception as error:
         if not (advice := _out_of_memory(error)):
@@ -85,14 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         current_ranks().say("stopped")
-        return _left(130, at_once=True)
-    except RunStopped as told:
-        current_ranks().say(str(told))
-        return _left(128 + told.signal, told.abandoned)
+        return _leave(130, at_once=True)
+    except RunStopped as stopped:
+        current_ranks().say(str(stopped))
+        return _leave(128 + stopped.signal, stopped.abandoned)
 
 
-def _left(code: int, at_once: bool) -> int:
-    """The exit code; at once, without waiting for threads that train on, where a round was given up."""
+def _leave(code: int, at_once: bool) -> int:
+    """Returns the exit code, or exits at once, without waiting for threads that still train an abandoned round."""
     if at_once and threading.active_count() > 1 and current_ranks().number == 1:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -101,7 +100,7 @@ def _left(code: int, at_once: bool) -> int:
 
 
 def _out_of_memory(error: Exception) -> str:
-    """What to do if memory ran out, as it may before the first round; else nothing."""
+    """Returns advice if the error is that memory ran out, else an empty text."""
     if "torch" not in sys.modules:
         return ""
     from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
@@ -109,8 +108,8 @@ def _out_of_memory(error: Exception) -> str:
     return OUT_OF_MEMORY if is_out_of_memory(error) else ""
 
 
-def _flush_nowhere() -> None:
-    """What is left of our output and cannot be written is lost, without a word at the end."""
+def _flush_or_discard() -> None:
+    """Writes the rest of the output. Discards it if that fails, so that Python prints no error when it exits."""
     try:
         sys.stdout.flush()
     except OSError:

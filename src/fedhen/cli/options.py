@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they ask for."""
+"""Options that several commands share, and the configuration that they ask for."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from fedhen.algorithm.methods import Method
 
 RUNS = Path("runs")
+DATA_HELP = "your own data: a folder with train/CLASS/*.png and test/CLASS/*.png, or an .npz file"
 LOCALS = typing.get_args(type_hints(LocalConfig)["name"])
 
 
 def add_recipe(command: argparse.ArgumentParser, default: str | None = None) -> None:
-    """The recipe, or a file, and changes to it."""
+    """Adds the recipe, or a file in its place, and changes of settings."""
     note = f" (default: {default})" if default else ""
     command.add_argument("recipe", nargs="?", metavar="RECIPE", help=f"one of: {', '.join(RECIPES)}{note}")
     command.add_argument(
@@ -35,7 +36,6 @@ def add_recipe(command: argparse.ArgumentParser, default: str | None = None) -> 
 
 
 def add_settings(command: argparse.ArgumentParser) -> None:
-    """Changes to a configuration."""
     command.add_argument(
         "--set",
         action="append",
@@ -47,50 +47,53 @@ def add_settings(command: argparse.ArgumentParser) -> None:
 
 
 def add_rounds(command: argparse.ArgumentParser) -> None:
-    """How long to train."""
     command.add_argument("--rounds", type=int, metavar="N", help="communication rounds")
 
 
-def add_seeds(command: argparse.ArgumentParser) -> None:
-    """One seed, or several."""
-    seeds = command.add_mutually_exclusive_group()
-    seeds.add_argument("--seed", type=int, metavar="S", help="every random number follows from it")
-    seeds.add_argument("--seeds", metavar="S,S", help="one run for each of these; tables then give mean ± deviation")
+def add_data_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="folder of downloaded data (default: $FEDHEN_DATA)"
+    )
 
 
 def add_machine(command: argparse.ArgumentParser) -> None:
-    """Where to train, where the data lies, and what to show."""
+    """Adds the hardware, the data folder, and whether to show progress."""
     command.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="default: %(default)s")
-    command.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="where downloaded data lies (default: $FEDHEN_DATA)"
-    )
+    add_data_dir(command)
     command.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def add_method_options(command: argparse.ArgumentParser) -> None:
-    """What can be combined with any method."""
+    """Adds the options that can be combined with any method."""
     command.add_argument("--local", metavar="L", help=f"local variant: {', '.join(LOCALS)} (default: plain)")
-    command.add_argument("--tier", metavar="TIER", help="every device has this tier (fedavg: the largest unless named)")
+    command.add_argument(
+        "--tier", metavar="TIER", help="give every device this tier (default with fedavg: the largest)"
+    )
 
 
-def add_out(command: argparse.ArgumentParser) -> None:
-    """Where to write."""
+def add_training_options(command: argparse.ArgumentParser) -> None:
+    """Adds the options of the commands that train: data, rounds, seeds, run folder and machine."""
+    command.add_argument("--data", type=Path, metavar="PATH", help=DATA_HELP)
+    add_rounds(command)
+    seeds = command.add_mutually_exclusive_group()
+    seeds.add_argument("--seed", type=int, metavar="S", help="the seed of all random numbers")
+    seeds.add_argument("--seeds", metavar="S,S", help="one run for each seed; tables then give mean ± deviation")
     command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: a fresh folder under runs/)")
-    command.add_argument("--force", action="store_true", help="replace the run that --out holds")
+    command.add_argument("--force", action="store_true", help="replace the run in --out")
     add_resume(command, "--out")
+    add_machine(command)
 
 
 def add_resume(command: argparse.ArgumentParser, where: str) -> None:
-    """Going on after an interruption."""
     command.add_argument(
         "--resume",
         action="store_true",
-        help=f"go on with the unfinished runs in {where}, skip the finished ones, start the missing ones",
+        help=f"resume the unfinished runs in {where}, skip the finished ones, start the missing ones",
     )
 
 
 class Choice(NamedTuple):
-    """What the options of a command ask for."""
+    """The configuration and the method that the options of a command ask for."""
 
     config: Config
     method: Method
@@ -104,8 +107,8 @@ def choose(
 ) -> Choice:
     """Returns the configuration that the options ask for, and its method, whose file is executed once.
 
-    A setting comes from --set and the other options if it is there, else from the method that is named, else from
-    --config, else from the recipe.
+    A setting comes from --set or another option if it is given there, else from the named method, else from --config,
+    else from the recipe.
     """
     from fedhen.algorithm.methods import load_method
 
@@ -115,6 +118,13 @@ def choose(
     return Choice(chosen.keep_tiers(config), chosen)
 
 
+def choose_one(options: argparse.Namespace, default: str | None = None) -> Choice:
+    """Does the same as `choose` for a command with --method, which cannot be combined with --config."""
+    if options.method is not None and options.config is not None:
+        raise UserError("--config brings its own method: leave out --method")
+    return choose(options, default, options.method)
+
+
 def config_from_options(
     options: argparse.Namespace,
     default: str | None = None,
@@ -122,7 +132,7 @@ def config_from_options(
     prepare: Callable[[Config], Config] = lambda recipe: recipe,
     load: Callable[[str], Method] | None = None,
 ) -> Config:
-    """Returns the configuration alone, with all tiers of its recipe."""
+    """Returns only the configuration, with all tiers of its recipe."""
     if options.config is not None and options.recipe is not None:
         raise UserError(f"--config brings its own recipe: leave out {options.recipe!r}")
     recipe = options.recipe or default
@@ -148,9 +158,9 @@ def with_method_settings(config: Config, name: str, load: Callable[[str], Method
 
 
 def apply_options(config: Config, options: argparse.Namespace) -> Config:
-    """The configuration with the options' changes."""
+    """Returns the configuration with the changes that the options make."""
     if getattr(options, "data", None) is not None:
-        # The path is part of the record, so that the run can be repeated from anywhere. It is another experiment.
+        # An absolute path, so that the run can be repeated from any folder. Other data make it another experiment.
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", options.data.resolve().stem).lstrip(".-") or "own"
         data = replace(config.data, name=str(options.data.resolve()), limit=0)
         config = replace(config, recipe=f"{config.recipe}-on-{name}", data=data, targets={})
@@ -172,13 +182,13 @@ def _of_one_tier(config: Config, tier: str | None) -> Config:
 
 
 def spread_over_seeds(choice: Choice, options: argparse.Namespace) -> list[Choice]:
-    """One configuration for each seed that is asked for."""
+    """Returns one choice for each seed of --seeds."""
     if options.seeds is None:
         return [choice]
     try:
         seeds = [int(text) for text in options.seeds.split(",")]
     except ValueError:
-        raise UserError(f"--seeds {options.seeds!r}: write whole numbers with commas, like 0,1,2") from None
+        raise UserError(f"--seeds {options.seeds!r}: write whole numbers separated by commas, like 0,1,2") from None
     if len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise UserError(f"--seeds {options.seeds!r}: name each seed once, none below 0")
     return [Choice(replace(choice.config, seed=seed), choice.method) for seed in seeds]

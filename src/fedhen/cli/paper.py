@@ -1,44 +1,43 @@
-"""`fedhen paper`: the paper's tables and figures from the run folders at hand, and the runs that are missing."""
+"""`fedhen paper`: makes the paper's tables and figures from run folders, and trains the runs that are missing."""
 
 from __future__ import annotations
 
 import argparse
 import copy
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedhen.cli.options import RUNS, add_machine, add_resume, add_rounds, add_settings, apply_options
+from fedhen.cli.report import read_readable, report_skipped
 from fedhen.cli.training import Job, train_all
 from fedhen.config.recipes import load_recipe, make_centralised
 from fedhen.distributed.communicator import current_ranks
-from fedhen.errors import UserError, one_line, unknown_name
+from fedhen.errors import UserError, unknown_name
 from fedhen.reports.paper.report import CENTRALISED, PAPER_RUNS, has_finished_run, write_paper
 from fedhen.runs.folders import create_fresh_folder, reopen_run_folders
 from fedhen.runs.layout import CONFIG, MODEL_OWNERS
-from fedhen.runs.reader import Run, read_run
+from fedhen.runs.reader import Run
 
 DEPTH = 3
-"""How far below --runs run folders are looked for."""
+"""How many levels of folders below --runs are searched for runs."""
 
 FLEET = ("devices", "tiers", "split", "server", "local", "objective")
 
 EXAMPLES = """\
 examples:
-  fedhen paper                             what is there under runs/, beside the paper's values
+  fedhen paper                             tables and figures of the runs under runs/, with the paper's values
   fedhen paper --runs results --out docs/paper
-  fedhen paper --run                       run all that is missing: 12 runs of 1000 rounds and 8 centralised ones
-  fedhen paper --run --only cifar10-iid    run what is missing of one recipe
+  fedhen paper --run                       train all missing runs: 12 of 1000 rounds and 8 centralised ones
+  fedhen paper --run --only cifar10-iid    train the missing runs of one recipe
 """
 
 
 def add_commands(commands: Any) -> None:
-    """Add it to the parser."""
     paper = commands.add_parser(
         "paper",
-        help="the paper's tables and figures from the runs at hand",
+        help="make the paper's tables and figures from run folders",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -49,9 +48,9 @@ def add_commands(commands: Any) -> None:
     paper.add_argument(
         "--of",
         choices=MODEL_OWNERS,
-        help="whose models: all devices' average (default, where all runs keep it), or the server's",
+        help="whose models: the average of all devices (default, if all runs keep it), or the server's",
     )
-    paper.add_argument("--run", action="store_true", dest="train", help="run what is missing, into --runs")
+    paper.add_argument("--run", action="store_true", dest="train", help="first train the missing runs, into --runs")
     paper.add_argument("--only", metavar="R,R", help=f"with --run, only these: {', '.join(_experiments())}")
     paper.add_argument("--seed", type=int, metavar="S", help="with --run, the seed of the runs")
     add_settings(paper)
@@ -62,7 +61,6 @@ def add_commands(commands: Any) -> None:
 
 
 def paper_command(options: argparse.Namespace) -> int:
-    """`fedhen paper`."""
     wanted = _wanted(options.only)
     if options.train:
         jobs = plan_missing(wanted, options)
@@ -71,7 +69,7 @@ def paper_command(options: argparse.Namespace) -> int:
         else:
             train_all(jobs, options, lambda: (create_fresh_folder(options.runs, job.folder) for job in jobs))
     elif options.only or options.seed is not None or options.rounds or options.settings or options.resume:
-        raise UserError("--only, --seed, --rounds, --set and --resume say what to run: they need --run")
+        raise UserError("--only, --seed, --rounds, --set and --resume need --run")
     elif not options.runs.is_dir():
         raise UserError(f"{options.runs} does not exist: name the folder of your runs with --runs, or train with --run")
     if current_ranks().rank:
@@ -84,7 +82,7 @@ def paper_command(options: argparse.Namespace) -> int:
 
 
 def plan_missing(wanted: Sequence[str], options: argparse.Namespace) -> list[Job]:
-    """What is missing by rank 0's folders: the other ranks may not see them."""
+    """Returns the jobs whose runs are missing in the folders of rank 0, which other ranks may not see."""
     from fedhen.distributed import process_group
     from fedhen.hardware.accelerator import choose_device
 
@@ -94,29 +92,26 @@ def plan_missing(wanted: Sequence[str], options: argparse.Namespace) -> list[Job
 
 
 def find_runs(folder: Path) -> list[Run]:
-    """Every run below a folder that can be read; one that cannot is named and passed over."""
-    runs = []
-    for path in sorted(p for depth in range(DEPTH + 1) for p in folder.glob("*/" * depth + CONFIG)):
-        try:
-            runs.append(read_run(path.parent))
-        except UserError as error:
-            print(f"passed over: {one_line(str(error))}", file=sys.stderr)
+    """Reads the runs below a folder. Skips those that cannot be read, with a message."""
+    paths = sorted(path for depth in range(DEPTH + 1) for path in folder.glob("*/" * depth + CONFIG))
+    runs, errors = read_readable([path.parent for path in paths])
+    report_skipped(errors)
     return runs
 
 
 def missing_jobs(runs: Sequence[Run], wanted: Sequence[str], options: argparse.Namespace) -> Iterator[Job]:
-    """What is asked for and not there."""
+    """Yields the wanted jobs that have no finished run."""
     from fedhen.algorithm.methods import load_method
 
     for recipe, method in PAPER_RUNS:
         config = replace(apply_options(load_recipe(recipe), options), method=method)
         if recipe in wanted and not has_finished_run(runs, config):
             yield Job(f"{recipe} {method}", f"{recipe}-{method}-seed{config.seed}", config, load_method(method))
-    alone = copy.copy(options)
-    # One device holds everything: what is set for the fleet does not concern it.
-    alone.settings = [text for text in options.settings if text.split(".")[0] not in FLEET]
+    centralised = copy.copy(options)
+    # A single device holds all the data, so settings of the fleet do not apply.
+    centralised.settings = [text for text in options.settings if text.split(".")[0] not in FLEET]
     for data, tier, fraction in CENTRALISED:
-        config = apply_options(make_centralised(load_recipe(f"{data}-iid"), tier, fraction), alone)
+        config = apply_options(make_centralised(load_recipe(f"{data}-iid"), tier, fraction), centralised)
         name = f"{config.recipe}-{tier}-{fraction:g}"
         if config.recipe in wanted and not has_finished_run(runs, config):
             yield Job(name, f"{name}-seed{config.seed}", config, load_method(config.method))

@@ -11,12 +11,11 @@ from fedhen.config.recipes import RECIPES, load_recipe
 
 def add_commands(commands: Any) -> None:
     command = commands.add_parser("recipes", help="list the recipes, or print one as TOML")
-    command.add_argument("name", nargs="?", metavar="NAME", help="print this one, every setting with its meaning")
+    command.add_argument("name", nargs="?", metavar="NAME", help="print this recipe, with the meaning of every setting")
     command.set_defaults(run=recipes_command)
 
 
 def recipes_command(options: argparse.Namespace) -> int:
-    """`fedhen recipes`."""
     if options.name is not None:
         print(toml.to_toml(load_recipe(options.name), comments=True), end="")
         return 0

@@ -21,42 +21,40 @@ examples:
   fedhen report runs/digits-fedhen-seed0 runs/digits-noside-seed0 --out my-report
   fedhen report runs/digits-compare --target simple=92,90 --target complex=auto
   fedhen report runs/digits-compare --rounds 10 --out early
-  fedhen report runs/usual runs/groups-4     one method with other settings: a column for each
+  fedhen report runs/usual runs/groups-4     one method with two settings: one column each
 """
 AUTO = "auto"
 
 
 def add_commands(commands: Any) -> None:
-    """Add them to the parser."""
     look = argparse.RawDescriptionHelpFormatter
     report = commands.add_parser(
-        "report", help="tables, curves and a page from run folders", epilog=EXAMPLES, formatter_class=look
+        "report", help="make tables, curves and a page from run folders", epilog=EXAMPLES, formatter_class=look
     )
-    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders that hold some")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders that contain them")
     report.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="where to write (default: the one folder given, or a fresh one under runs/)",
+        help="where to write (default: RUN if there is only one, else a fresh folder under runs/)",
     )
     report.add_argument(
         "--target",
         action="append",
         default=[],
         metavar="TIER=X,Y",
-        help="a tier's target accuracies in percent, or auto: what the worst method reaches, and 1 below; repeatable",
+        help="a tier's targets in percent, or auto: the accuracy of the worst method, and 1 less; may be repeated",
     )
     report.add_argument(
         "--of",
         choices=MODEL_OWNERS,
-        help="whose models: the average of all devices' last ones (default, where all runs keep it), or the server's",
+        help="whose models: the average of all devices (default, if all runs keep it), or the server's",
     )
-    report.add_argument("--rounds", type=int, metavar="N", help="look at the first N rounds of each run alone")
+    report.add_argument("--rounds", type=int, metavar="N", help="use only the first N rounds of each run")
     report.set_defaults(run=report_command)
 
 
 def report_command(options: argparse.Namespace) -> int:
-    """`fedhen report`."""
     if options.rounds is not None and options.rounds < 1:
         raise UserError(f"--rounds {options.rounds}: it must be at least 1")
     folders = list(find_run_folders(options.runs))
@@ -71,22 +69,32 @@ def report_command(options: argparse.Namespace) -> int:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs that can be read; one that cannot is named and passed over, unless it is the only one."""
+    """Reads the runs. Skips those that cannot be read, with a message. Raises UserError if none can be read."""
+    runs, errors = read_readable(folders)
+    if not runs:
+        raise UserError(errors[0] if len(errors) == 1 else f"none of {len(errors)} runs can be read: {errors[0]}")
+    report_skipped(errors)
+    return runs
+
+
+def read_readable(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Returns the runs that can be read, and the errors of the others."""
     runs, errors = [], []
     for folder in folders:
         try:
             runs.append(read_run(folder))
         except UserError as error:
             errors.append(str(error))
-    if not runs:
-        raise UserError(errors[0] if len(errors) == 1 else f"none of {len(errors)} runs can be read: {errors[0]}")
+    return runs, errors
+
+
+def report_skipped(errors: Sequence[str]) -> None:
     for text in errors:
-        print(f"fedhen: passed over: {one_line(text)}", file=sys.stderr)
-    return runs
+        print(f"fedhen: skipped: {one_line(text)}", file=sys.stderr)
 
 
 def find_run_folders(paths: Iterable[Path]) -> Iterable[Path]:
-    """The run folders among these and directly inside them."""
+    """Yields the run folders among `paths` and directly inside them."""
     for path in paths:
         inside = sorted(child for child in path.iterdir() if (child / CONFIG).is_file()) if path.is_dir() else []
         if (path / CONFIG).is_file():
@@ -94,11 +102,11 @@ def find_run_folders(paths: Iterable[Path]) -> Iterable[Path]:
         elif inside:
             yield from inside
         else:
-            raise UserError(f"{path} is not a run folder, and holds none: a run folder has a {CONFIG}")
+            raise UserError(f"{path} is not a run folder and contains none: a run folder has a {CONFIG}")
 
 
 def parse_targets(texts: Sequence[str]) -> dict[str, list[float]] | None:
-    """`tier=x,y` -> the target accuracies of each tier; auto is an empty list."""
+    """Parses `tier=x,y`. Returns tier -> its target accuracies; `auto` becomes an empty list."""
     found: dict[str, list[float]] = {}
     for text in texts:
         tier, equals, values = text.partition("=")

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from fedhen.cli.options import (
-    add_machine,
-    add_method_options,
-    add_out,
-    add_recipe,
-    add_rounds,
-    add_seeds,
-    choose,
-    spread_over_seeds,
-)
-from fedhen.cli.training import COMBINED, DATA_HELP, METHODS_HELP, train_seeds
-from fedhen.errors import UserError
+from fedhen.cli.options import add_method_options, add_recipe, add_training_options, choose_one, spread_over_seeds
+from fedhen.cli.training import COMBINED, METHODS_HELP, name_run, train_seeds
 
 EXAMPLES = """\
 examples:
@@ -42,19 +31,11 @@ def add_commands(commands: Any) -> None:
     )
     add_recipe(command)
     command.add_argument("--method", metavar="M", help=f"{METHODS_HELP} (default: the recipe's, fedhen)")
-    command.add_argument("--data", type=Path, metavar="PATH", help=DATA_HELP)
-    add_rounds(command)
-    add_seeds(command)
     add_method_options(command)
-    add_out(command)
-    add_machine(command)
+    add_training_options(command)
     command.set_defaults(run=run_command)
 
 
 def run_command(options: argparse.Namespace) -> int:
-    if options.method is not None and options.config is not None:
-        raise UserError("--config brings its own method: leave out --method")
-    choice = choose(options, method=options.method)
-    config = choice.config
-    local = f"-{config.local.name}" if config.local.name != "plain" else ""
-    return train_seeds(spread_over_seeds(choice, options), options, f"{config.recipe}-{config.method}{local}")
+    choice = choose_one(options)
+    return train_seeds(spread_over_seeds(choice, options), options, name_run(choice.config))

@@ -1,18 +1,20 @@
-"""What the commands that train share: jobs, their folders, and how a run ended."""
+"""Shared by the commands that train: jobs, their folders, and the result of a run."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedhen.cli.options import RUNS, Choice
+from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.distributed.communicator import current_ranks
 from fedhen.errors import UserError
 from fedhen.interrupts import RunStopped, stop_after_round, stop_ranks_after_round
-from fedhen.runs.folders import create_fresh_folder, create_run_folders, reopen_run_folders
+from fedhen.runs.folders import create_fresh_folder, create_run_folders, find_config, reopen_run_folders
 from fedhen.runs.layout import reported_owner
 from fedhen.runs.reader import read_run
 from fedhen.runs.records import Summary
@@ -21,13 +23,13 @@ from fedhen.tracking.console import make_display
 if TYPE_CHECKING:
     from fedhen.algorithm.methods import Method
 
-DATA_HELP = "your own data: a folder with train/CLASS/*.png and test/CLASS/*.png, or an .npz file"
 METHODS_HELP = "fedhen, noside, decouple, side-apart, heterofl, fedavg, or your own as file.py:NAME"
 COMBINED = """\
 
-What can be combined: any method with any --local (plain, fedprox, scaffold, feddyn) on any tiers; a nest by depth, by
-width or by both (--set model.nesting=width); exit weights and distillation (--set objective.exit_weights.simple=0.5,
---set objective.distillation=0.1) with methods that sum over exits. heterofl brings its width nest along.
+Any method can be combined with any --local (plain, fedprox, scaffold, feddyn), with any tiers, and with a nest by
+depth, by width or by both (--set model.nesting=width). Methods that sum over exits can be combined with exit weights
+(--set objective.exit_weights.simple=0.5) and distillation (--set objective.distillation=0.1). heterofl sets a nest by
+width.
 """
 
 
@@ -36,7 +38,7 @@ class Job(NamedTuple):
 
     name: str
     folder: str
-    """Below the parent folder of all jobs; "" is the parent itself."""
+    """The name of its folder below the parent folder of all jobs; "" is the parent itself."""
     config: Config
     method: Method
 
@@ -44,7 +46,7 @@ class Job(NamedTuple):
 def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callable[[], Iterable[Path]]) -> int:
     """Trains every job into its folder and returns the number of rounds that were played.
 
-    `folders` creates the folders. It is called once all jobs are checked, on rank 0 alone.
+    `folders` creates the folders. It is called on rank 0 only, after all jobs are checked.
     """
     from fedhen.distributed import process_group
     from fedhen.experiment.build import build_populations, start_experiment
@@ -62,7 +64,7 @@ def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callabl
     interrupts = stop_ranks_after_round(ranks.rank, process_group.has_lost) if several else stop_after_round()
     with shown, interrupts as stop:
         for job, population in zip(jobs, populations, strict=True):
-            # An experiment is started when its turn comes, since it holds every device's last model.
+            # Experiments are started one by one, because each holds the last models of all its devices.
             experiment = start_experiment(population, ranks=ranks)
             folder = Path(ranks.first(lambda: str(next(places))))
             try:
@@ -70,7 +72,7 @@ def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callabl
                     shown.show(job.name, step.record, step.timing)
                     played += 1
             except RunStopped as stopped:
-                rest = f"; the rest too: the same command with --resume, into {folder.parent}" if len(jobs) > 1 else ""
+                rest = f"; the same command with --resume resumes all runs in {folder.parent}" if len(jobs) > 1 else ""
                 raise RunStopped(stopped.signal, f"{stopped}{rest}", stopped.abandoned) from None
             del experiment
     return played
@@ -95,7 +97,7 @@ def train_below(jobs: Sequence[Job], options: argparse.Namespace, name: str) -> 
 
 
 def train_seeds(choices: Sequence[Choice], options: argparse.Namespace, name: str) -> int:
-    """Trains one configuration with one seed or several, and prints how each run ended."""
+    """Trains one configuration with each seed, and prints the result of each run."""
     several = len(choices) > 1
     jobs = [
         Job(f"{c.method} seed {c.seed}" if several else c.method, f"seed{c.seed}" if several else "", c, method)
@@ -107,8 +109,22 @@ def train_seeds(choices: Sequence[Choice], options: argparse.Namespace, name: st
     return 0
 
 
+def name_run(config: Config) -> str:
+    """Returns the name of a run: recipe, method, and the local variant unless it is plain."""
+    local = f"-{config.local.name}" if config.local.name != "plain" else ""
+    return f"{config.recipe}-{config.method}{local}"
+
+
+def read_planned_config(folder: Path, rounds: int | None) -> Config:
+    """Returns the configuration of a run, with the given rounds, if any. Rounds can be added but not removed."""
+    config = toml.read_toml(find_config(folder))
+    if rounds is not None and rounds < config.rounds:
+        raise UserError(f"{folder} was planned for {config.rounds} rounds; rounds can be added but not removed")
+    return config if rounds is None else replace(config, rounds=rounds)
+
+
 def describe_result(folder: Path) -> str:
-    """Returns how a run ended, in a few lines."""
+    """Returns the result of a run in a few lines."""
     summary = read_run(folder).summary or Summary({})
     final = summary.final
     owner = reported_owner(final) if final else ""

@@ -46,8 +46,8 @@ class Normalisation:
 class Data:
     """Training and test examples. `shards`, if given, are the training examples of each device.
 
-    Inputs are a tensor, or a mapping or tuple of tensors; targets are a tensor with a row for each example. There may be
-    no test examples: a device of a real fleet has none. Images may be stored as bytes, with a normalisation that is
+    Inputs are a tensor, or a mapping or tuple of tensors; targets are a tensor with a row for each example. There may
+    be no test examples: a device of a real fleet has none. Images may be stored as bytes, with a normalisation that is
     applied to each batch. Without a normalisation, inputs are passed to the models unchanged.
     """
 
@@ -162,8 +162,8 @@ def per_device(
 ) -> Data:
     """Makes data that is already split: one (x, y) for each device, in order.
 
-    A device may bring test data, as (x, y, x_test, y_test). If `x_test` and `y_test` are not given, models are scored on
-    the test data of all devices together.
+    A device may bring test data, as (x, y, x_test, y_test). If `x_test` and `y_test` are not given, models are scored
+    on the test data of all devices together.
     """
     parts = [_read_device(number, given) for number, given in enumerate(devices)]
     if not parts:

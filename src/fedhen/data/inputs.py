@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from fedhen.errors import UserError
 
-Inputs = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]
-"""What a model is given: a tensor, several by name, or several in order. The first dimension is the examples."""
+Inputs = Any
+"""What a model is given: a tensor, a mapping or a tuple of tensors. The first dimension is the examples.
+
+Not a union of the three: whoever has data knows which one it is, and would have to check it at every use.
+"""
 
 
 def call_module(module: nn.Module, inputs: Inputs) -> Any:

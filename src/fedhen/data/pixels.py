@@ -33,7 +33,6 @@ def normalise_pixels(data: Data) -> Data:
 
     A channel without deviation is only shifted.
     """
-    assert isinstance(data.x, torch.Tensor)
     x, mean, std = data.x.numpy(), [], []
     for channel in range(x.shape[1]):
         counts = np.zeros(256, np.int64)

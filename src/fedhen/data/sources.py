@@ -14,8 +14,8 @@ from fedhen.config.settings import OWN, DataConfig
 from fedhen.data import cifar
 from fedhen.data.dataset import Data
 from fedhen.data.digits import load_digits
-from fedhen.data.inputs import take
 from fedhen.data.image_folder import read_image_folder
+from fedhen.data.inputs import take
 from fedhen.data.npz import read_npz
 from fedhen.data.published import PUBLISHED
 from fedhen.errors import UserError, unknown_name

@@ -43,6 +43,8 @@ class Population:
     omega: Sequence[float]
     """Each device's share of its pool's data; 1 if all have the same."""
     precision: Precision
+    outputs: int = 0
+    """The number of outputs of a model of a named family; in classification, of classes."""
     first: int = 0
     """The number of the first device. A node of a real fleet is one device, with any number."""
 
@@ -67,6 +69,7 @@ def make_population(
     tier_of: Sequence[str],
     omega: Sequence[float],
     task: Task | None = None,
+    outputs: int = 0,
     first: int = 0,
     checked: bool = False,
 ) -> Population:
@@ -108,6 +111,7 @@ def make_population(
         local=make_local_variant(config.local),
         omega=omega,
         precision=choose_precision(config.runtime.precision, data.device),
+        outputs=outputs or data.classes,
         first=first,
     )
 

@@ -1,4 +1,4 @@
-"""The engine of a run: what trains its devices and scores its models, chosen once."""
+"""Chooses the engine of a run, which trains its devices and scores its models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedhen.params import TierModels
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What engines are made of."""
+    """What engines are built from."""
 
     plain: SequentialDevices
     scoring: Scoring
@@ -36,7 +36,7 @@ class EngineParts:
 
 @dataclass(frozen=True)
 class Engine:
-    """Who trains devices and scores models, and the processes that must be ended with the rounds."""
+    """Trains devices and scores models. `workers` are the processes to stop after the last round."""
 
     devices: Devices
     score: Score
@@ -44,7 +44,7 @@ class Engine:
 
 
 def choose_engine(start: EngineParts) -> Engine:
-    """The engine that is configured, on every rank."""
+    """Returns the configured engine. With several ranks, it trains the devices of this rank."""
     plain, runtime = start.plain, start.plain.population.config.runtime
     engine = Engine(plain, start.scoring) if runtime.engine == "plain" else choose_fast_engine(start)
     if start.ranks.number == 1:
@@ -53,12 +53,12 @@ def choose_engine(start: EngineParts) -> Engine:
 
 
 def choose_fast_engine(start: EngineParts) -> Engine:
-    """The fast engine of where the data lies."""
+    """Returns the fast engine for the device that holds the data."""
     plain, number = start.plain, worker_count(start.plain.population.config.runtime)
     if plain.population.data.device.type != "cuda":
         if number > 1 and not can_fork():
             fix = "hide the GPU with CUDA_VISIBLE_DEVICES=" if sys.platform == "linux" else "use Linux"
-            warnings.warn(f"one worker trains all devices: for more, {fix}", stacklevel=2)
+            warnings.warn(f"one worker trains all devices: to use more, {fix}", stacklevel=2)
             number = 1
         if number == 1:
             return Engine(plain, start.scoring)
@@ -73,17 +73,17 @@ def choose_fast_engine(start: EngineParts) -> Engine:
 
 
 def has_triton() -> bool:
-    """Whether the GPU engine's kernels can be compiled here."""
+    """Returns whether the kernels of the GPU engine can be compiled."""
     return importlib.util.find_spec("triton") is not None
 
 
-def make_scoring_module(fleet: Population, tier: str) -> nn.Module:
-    """A module of that tier, in the form that scores fastest where the data lies."""
-    module = SequentialDevices(fleet).build_module(tier).eval()
-    if fleet.config.runtime.engine == "plain" or fleet.data.device.type != "cuda" or not has_triton():
+def make_scoring_module(population: Population, tier: str) -> nn.Module:
+    """Returns a module of a tier in the form that is fastest to score on the device that holds the data."""
+    module = SequentialDevices(population).build_module(tier).eval()
+    if population.config.runtime.engine == "plain" or population.data.device.type != "cuda" or not has_triton():
         return module
     from fedhen.engines.cuda.fusing import fuse
 
-    found = fuse(module, fleet.data.sample()[0], tier)
-    # A module of its own making may count on how its images lie.
+    found = fuse(module, population.data.sample()[0], tier)
+    # A module that was not rewritten may depend on the memory layout of its images, so it keeps it.
     return module if found is module else found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

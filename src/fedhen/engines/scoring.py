@@ -36,7 +36,7 @@ class Pass(NamedTuple):
 
 
 BatchSums = list[list[Tensor]]
-"""For each reading of a pass, what one batch adds to each metric: those of the exit, then that of the exits together."""
+"""Reading -> what one batch adds to each metric: those of the exit, then that of the exits together."""
 Score = Callable[[Sequence[Pass]], list[BatchSums]]
 """Scores models on the test set: passes -> the sums of each over all batches, in the same order."""
 

@@ -170,6 +170,4 @@ class SequentialDevices:
         population, data = self.population, self.population.data
         with seeds.randomness(population.config.seed, "initial weights"):
             module = population.family.build(tier).to(data.device)
-        return apply_image_layout(
-            module, data.sample()[0], population.precision, population.config.training.batch_size
-        )
+        return apply_image_layout(module, data.sample()[0], population.precision, population.config.training.batch_size)

@@ -1,1 +1,1 @@
-"""One experiment from its configuration to its last round: built, played, saved, resumed."""
+"""One experiment from its configuration to its last round: builds, plays, saves and resumes it."""

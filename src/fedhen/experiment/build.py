@@ -47,7 +47,7 @@ def build_experiment(
     data_dir: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Experiment:
-    """Builds the experiment of a configuration. What is not given is loaded by the name that the configuration has."""
+    """Builds the experiment of a configuration. Data, family and method are loaded by name unless they are given."""
     where = choose_device(accelerator)
     population = build_population(
         config,
@@ -70,7 +70,7 @@ def build_populations(
         return sources.load_data(data, root, seed).to(where)
 
     for config, method in chosen:
-        # Which images a fraction keeps depends on the seed.
+        # The seed decides which images a fraction keeps, so only then is the data loaded for each seed.
         yield build_population(config, method, load(config.data, config.seed if config.data.fraction < 1 else 0))
 
 
@@ -83,10 +83,11 @@ def build_population(
     if not data.shards:
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
     task = task or make_task(config.task)
-    family = family or make_family(config, data.shape, task.count_outputs(data.y, data.classes))
+    outputs = task.count_outputs(torch.cat([data.y, data.y_test]), data.classes)
+    family = family or make_family(config, data.shape, outputs)
     tier_of = assign_tiers(config)
     omega = compute_omega([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
-    return make_population(config, family, method, data, tier_of=tier_of, omega=omega, task=task)
+    return make_population(config, family, method, data, tier_of=tier_of, omega=omega, task=task, outputs=outputs)
 
 
 def start_experiment(
@@ -135,7 +136,7 @@ def check_ranks_agree(config: Config, data: Data, server: TierModels, ranks: Ran
     for shard in data.shards:
         seen = crc32(shard.data, seen)
     if len(set(ranks.gather(seen))) > 1:
-        raise UserError("the ranks have different settings, data or models: seed all that your script draws")
+        raise UserError("the ranks have different settings, data or models: seed all random choices of your script")
 
 
 def make_empty_memories(server: TierModels, population: Population) -> TierModels:

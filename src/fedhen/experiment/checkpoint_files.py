@@ -1,9 +1,9 @@
-"""Checkpoints as files: tensors in safetensors, a JSON manifest with checksums, and nothing that is ever executed.
+"""Reads and writes checkpoints: tensors in safetensors and a JSON manifest. Nothing in them is executed.
 
 round-000012.safetensors   the tensors
-round-000012.json          written when the tensors are safe on the disk: a checkpoint without it does not count
+round-000012.json          the manifest, written when the tensors are on the disk; without it a checkpoint is ignored
 
-Every byte of both is covered: the manifest has the SHA-256 of the tensors' file, and one of itself.
+Checksums cover every byte: the manifest has the SHA-256 of the tensors' file, and one of itself.
 """
 
 from __future__ import annotations
@@ -31,31 +31,30 @@ from fedhen.params import SAFETENSORS_TYPES
 FOLDER = "checkpoints"
 FORMAT = 1
 KEPT = 2
-"""How many are kept: the newest, and one to fall back to."""
+"""Checkpoints that are kept: the newest, and one in case it is damaged."""
 SPARE = 2**16
-"""Bytes that a checkpoint leaves free."""
+"""Bytes of the disk that a checkpoint leaves free."""
 LONGEST_MANIFEST = 64 * 2**20
-"""Bytes; a larger file is no manifest."""
+"""Bytes. A larger file is refused."""
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint that must not be used, and why."""
+    """Raised if a checkpoint must not be used, with the reason."""
 
 
 class TensorSpec(NamedTuple):
-    """What a tensor is before it is read."""
+    """Shape and type of a tensor."""
 
     shape: tuple[int, ...]
     type: torch.dtype
 
     @property
     def bytes(self) -> int:
-        """Its size."""
         return torch.Size(self.shape).numel() * self.type.itemsize
 
 
 class Entry(NamedTuple):
-    """A tensor to be saved: it is fetched when its turn comes, so that they need not fit the memory together."""
+    """A tensor to save. It is fetched just before it is written, so that not all need to fit into memory."""
 
     name: str
     kind: TensorSpec
@@ -63,29 +62,28 @@ class Entry(NamedTuple):
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
-    """The kind of a tensor at hand."""
     return TensorSpec(tuple(tensor.shape), tensor.dtype)
 
 
 def write_checkpoint(place: Path, number: int, entries: Sequence[Entry], about: Mapping[str, Any]) -> None:
-    """Write the checkpoint of a round, then remove the oldest; all entries are fetched even where writing fails.
+    """Writes the checkpoint of a round, then removes the oldest.
 
-    Others may be sending what is fetched here.
+    All entries are fetched even if writing fails, because other ranks may be sending them.
     """
     failed: OSError | None = None
     try:
         place.mkdir(exist_ok=True)
         _clean(place)
-        target = _tensors(place, number)
-        beside = target.with_name(target.name + PART)
-        _check_room(place, sum(entry.kind.bytes for entry in entries))
-        with beside.open("wb") as file:
-            summed, size, failed = _written(file, entries)
+        target = _tensors_path(place, number)
+        partial_file = target.with_name(target.name + PART)
+        _check_free_space(place, sum(entry.kind.bytes for entry in entries))
+        with partial_file.open("wb") as file:
+            checksum, size, failed = _write_tensors(file, entries)
         if failed is None:
-            beside.replace(target)
+            partial_file.replace(target)
             sync_folder(place)
-            manifest = {"format": FORMAT, "round": number, "bytes": size, "sha256": summed, **about}
-            replace_file(_manifest(place, number), _rendered(manifest))
+            manifest = {"format": FORMAT, "round": number, "bytes": size, "sha256": checksum, **about}
+            replace_file(_manifest_path(place, number), _render_manifest(manifest))
             keep_newest(place, KEPT)
     except OSError as error:
         failed = error
@@ -95,17 +93,17 @@ def write_checkpoint(place: Path, number: int, entries: Sequence[Entry], about: 
         raise failed
 
 
-def _check_room(place: Path, needed: int) -> None:
-    """What cannot fit is not begun: until that showed, it would take the last room from the run's own records."""
+def _check_free_space(place: Path, needed: int) -> None:
+    # A checkpoint that does not fit would fill the disk, and the records of the run could not be written either.
     if shutil.disk_usage(place).free < needed + SPARE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _written(file: IO[bytes], entries: Sequence[Entry]) -> tuple[str, int, OSError | None]:
-    """The tensors in safetensors' format, through to the disk; their checksum and size, and what went wrong."""
+def _write_tensors(file: IO[bytes], entries: Sequence[Entry]) -> tuple[str, int, OSError | None]:
+    """Writes the tensors in safetensors' format. Returns the checksum, the size, and the error, if any."""
     summed, failed = hashlib.sha256(), None
     size = 0
-    for part in _parts(entries):
+    for part in _encode_tensors(entries):
         if failed is not None:
             continue
         try:
@@ -115,7 +113,7 @@ def _written(file: IO[bytes], entries: Sequence[Entry]) -> tuple[str, int, OSErr
         except OSError as error:
             failed = error
             with contextlib.suppress(OSError):
-                # The run beside needs the room that is left.
+                # The run needs the free space for its records.
                 os.ftruncate(file.fileno(), 0)
     if failed is None:
         file.flush()
@@ -123,7 +121,7 @@ def _written(file: IO[bytes], entries: Sequence[Entry]) -> tuple[str, int, OSErr
     return summed.hexdigest(), size, failed
 
 
-def _parts(entries: Sequence[Entry]) -> Iterable[memoryview]:
+def _encode_tensors(entries: Sequence[Entry]) -> Iterable[memoryview]:
     header: dict[str, Any] = {}
     end = 0
     for name, kind, _ in entries:
@@ -142,30 +140,30 @@ def _parts(entries: Sequence[Entry]) -> Iterable[memoryview]:
 
 
 def list_rounds(place: Path) -> list[int]:
-    """The rounds that have a checkpoint, the newest first."""
+    """Returns the rounds that have a checkpoint, the newest first."""
     names = [path.name for path in place.iterdir()] if place.is_dir() else []
     return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"round-(\d{6,12})\.json", name)))[::-1]
 
 
 def keep_newest(place: Path, number: int) -> None:
-    """Remove all but so many of the newest; a manifest goes first, so that none ever lacks its tensors."""
+    """Removes all but the newest checkpoints. Manifests are removed first, so that none is left without its tensors."""
     for old in list_rounds(place)[number:]:
-        _manifest(place, old).unlink(missing_ok=True)
-        _tensors(place, old).unlink(missing_ok=True)
+        _manifest_path(place, old).unlink(missing_ok=True)
+        _tensors_path(place, old).unlink(missing_ok=True)
 
 
 def discard_later(place: Path, after: int = 0) -> None:
-    """Remove those of later rounds, and what a crash left behind."""
+    """Removes the checkpoints of later rounds, and partial files of a crash."""
     if place.is_dir():
         for number in list_rounds(place):
             if number > after:
-                _manifest(place, number).unlink(missing_ok=True)
+                _manifest_path(place, number).unlink(missing_ok=True)
         _clean(place)
 
 
 def _clean(place: Path) -> None:
-    """Remove files of ours that no manifest names: a crash came before it was written."""
-    whole = {_tensors(place, number).name for number in list_rounds(place)}
+    """Removes checkpoint files without a manifest, which a crash left."""
+    whole = {_tensors_path(place, number).name for number in list_rounds(place)}
     for path in place.iterdir():
         if re.fullmatch(rf"round-\d{{6,12}}\.(safetensors|json)({re.escape(PART)})?", path.name) and (
             path.name.endswith(PART) or (path.suffix == ".safetensors" and path.name not in whole)
@@ -175,78 +173,80 @@ def _clean(place: Path) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose checksums are right; what it says must still be compared with what is expected."""
+    """A checkpoint whose checksums are right. Its contents must still be compared with what the run expects."""
 
     place: Path
     manifest: Mapping[str, Any]
 
     @property
     def round(self) -> int:
-        """The last round that it holds."""
         return int(self.manifest["round"])
 
     @cached_property
     def _file(self) -> Any:
         try:
-            return safe_open(_tensors(self.place, self.round), framework="pt")
+            return safe_open(_tensors_path(self.place, self.round), framework="pt")
         except (SafetensorError, OSError) as error:
             raise DamagedCheckpoint(f"its tensors cannot be read: {error}") from None
 
     def kinds(self) -> dict[str, tuple[list[int], str]]:
-        """Name -> shape and type of every tensor, by the file's header."""
+        """Returns name -> shape and type of every tensor, from the header of the file."""
         found = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
         return {name: (list(part.get_shape()), str(part.get_dtype())) for name, part in found.items()}
 
     def check(self, expected: Mapping[str, TensorSpec]) -> None:
-        """Refuse it unless it has just these tensors, of these shapes and types."""
+        """Raises DamagedCheckpoint unless it has exactly these tensors, with these shapes and types."""
         found = self.kinds()
         if odd := sorted(found.keys() ^ expected.keys()):
             raise DamagedCheckpoint(f"tensor {odd[0]!r} is {'unexpected' if odd[0] in found else 'missing'}")
         for name, kind in expected.items():
             if found[name] != (list(kind.shape), SAFETENSORS_TYPES[kind.type]):
-                raise DamagedCheckpoint(f"tensor {name!r} has another shape or type than this run's")
+                raise DamagedCheckpoint(f"tensor {name!r} has a different shape or type than in this run")
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor, in memory of its own."""
+        """Returns a copy of a tensor."""
         tensor: Tensor = self._file.get_tensor(name).clone()
         return tensor
 
 
 def open_checkpoint(place: Path, number: int) -> Checkpoint:
-    """The checkpoint of a round, every byte of it checked."""
-    path = _manifest(place, number)
+    """Opens the checkpoint of a round. Raises DamagedCheckpoint unless every byte is as it was written."""
+    path = _manifest_path(place, number)
     try:
         if path.stat().st_size > LONGEST_MANIFEST:
             raise DamagedCheckpoint("its manifest is too long")
         text = path.read_bytes()
         manifest = json.loads(text)
-        if not isinstance(manifest, dict) or _rendered({k: v for k, v in manifest.items() if k != "check"}) != text:
-            raise DamagedCheckpoint("its manifest does not have its checksum")
+        if (
+            not isinstance(manifest, dict)
+            or _render_manifest({k: v for k, v in manifest.items() if k != "check"}) != text
+        ):
+            raise DamagedCheckpoint("the checksum of its manifest is wrong")
         if manifest["format"] != FORMAT or manifest["round"] != number:
-            raise DamagedCheckpoint(f"its manifest is of format {manifest['format']}, round {manifest['round']}")
-        with _tensors(place, number).open("rb") as file:
+            raise DamagedCheckpoint(f"its manifest has format {manifest['format']} and round {manifest['round']}")
+        with _tensors_path(place, number).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != manifest["bytes"]:
-                raise DamagedCheckpoint(f"its tensors are {size} bytes instead of {manifest['bytes']}")
+                raise DamagedCheckpoint(f"its tensors have {size} bytes instead of {manifest['bytes']}")
             if hashlib.file_digest(file, "sha256").hexdigest() != manifest["sha256"]:
-                raise DamagedCheckpoint("its tensors do not have their checksum")
+                raise DamagedCheckpoint("the checksum of its tensors is wrong")
     except OSError as error:
         raise DamagedCheckpoint(f"it cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise DamagedCheckpoint("its manifest is not what a manifest is") from None
+        raise DamagedCheckpoint("its manifest is malformed") from None
     return Checkpoint(place, manifest)
 
 
-def _rendered(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest's bytes, its own checksum last."""
+def _render_manifest(manifest: Mapping[str, Any]) -> bytes:
+    """Returns the bytes of a manifest, with its checksum at the end."""
     body = json.dumps(manifest, indent=1)
     check = hashlib.sha256(body.encode()).hexdigest()
     return (json.dumps({**manifest, "check": check}, indent=1) + "\n").encode()
 
 
-def _tensors(place: Path, number: int) -> Path:
+def _tensors_path(place: Path, number: int) -> Path:
     return place / f"round-{number:06}.safetensors"
 
 
-def _manifest(place: Path, number: int) -> Path:
+def _manifest_path(place: Path, number: int) -> Path:
     return place / f"round-{number:06}.json"

@@ -1,4 +1,4 @@
-"""All that the next round needs: collected from every rank into a checkpoint, and put back, on however many ranks."""
+"""Collects what the next round needs from all ranks into a checkpoint, and restores it on any number of ranks."""
 
 from __future__ import annotations
 
@@ -22,68 +22,68 @@ from fedhen.experiment.checkpoint_files import Checkpoint, DamagedCheckpoint, En
 from fedhen.params import TierModels, count_elements, packed_type
 
 Sharing = dict[str, dict[str, int]]
-"""Tier -> weight -> the number of its tensor: tiers that share a tensor name the same one."""
+"""Tier -> weight -> the number of its tensor. Tiers that share a tensor have the same number."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a run has reached after whole rounds; it does not change when the run goes on, but for the shelves."""
+    """The state of a run after complete rounds. Later rounds change only the shelves."""
 
     played: int
     server: TierModels
     mean: TierModels
-    """Of the devices' memories."""
+    """The mean of the devices' memories."""
     losses: Mapping[int, float]
-    """What each device reported last."""
+    """The loss that each device reported last."""
     shelves: Mapping[str, StateStore]
-    """Devices' vectors by what they are: last models, memories."""
+    """The vectors of the devices by kind: last models, memories."""
     likes: Mapping[str, TierModels]
-    """For each shelf, what the vector of a device of each tier packs."""
+    """Shelf -> tier -> weights with the shapes and types that a device's vector packs."""
     tier_of: Sequence[str]
     ranks: Ranks = ALONE
 
     def kinds(self, shelf: str) -> dict[str, TensorSpec]:
-        """Tier -> the kind of its devices' vectors on a shelf."""
+        """Returns tier -> shape and type of its devices' vectors on a shelf."""
         return {
             tier: TensorSpec((count_elements(like),), packed_type(like)) for tier, like in self.likes[shelf].items()
         }
 
     def models(self) -> dict[str, TierModels]:
-        """The weights that tiers may share."""
+        """Returns the weights that tiers may share."""
         return {"server": self.server, "mean": self.mean}
 
     @property
     def lasts(self) -> bool:
-        """Whether all of it lies in this process's memory, where it outlives the rounds that come."""
+        """Whether all of it is in the memory of this process, where later rounds do not change it."""
         return self.ranks.number == 1 and all(shelf.storage.stable for shelf in self.shelves.values())
 
 
 @dataclass
 class Restored:
-    """A saved state on this rank."""
+    """The part of a saved state that this rank gets."""
 
     played: int
     models: dict[str, TierModels]
     losses: dict[int, float]
     vectors: dict[str, Iterator[tuple[int, Tensor | None]]] = field(default_factory=dict)
-    """For each shelf, device -> its vector, on the rank that is to have it: to be gone through in this order."""
+    """Shelf -> (device, its vector, or None on ranks that do not get it). All ranks must iterate in the same order."""
 
 
 def prepare_checkpoint(state: State, place: Path, about: Mapping[str, Any]) -> Callable[[], None]:
-    """What writes a checkpoint of the state as it is now: rank 0's part, and those that send it what they have.
+    """Returns a function that writes a checkpoint of the current state on rank 0, and sends the parts of other ranks.
 
-    It must be called at once, unless the state lasts.
+    It must be called before the next round, unless `state.lasts`.
     """
     numbered = {part: number_tensors(models) for part, models in state.models().items()}
     owners = {name: find_owners(shelf, state.ranks) for name, shelf in state.shelves.items()}
     entries = [
-        Entry(f"{part}.{number}", spec_of(tensor), partial(_itself, tensor))
+        Entry(f"{part}.{number}", spec_of(tensor), partial(_identity, tensor))
         for part, (_, tensors) in numbered.items()
         for number, tensor in enumerate(tensors)
     ]
     devices = torch.tensor([*state.losses], dtype=torch.int64)
     values = torch.tensor([*state.losses.values()], dtype=torch.float64)
-    entries += [Entry(name, spec_of(t), partial(_itself, t)) for name, t in (("heard", devices), ("losses", values))]
+    entries += [Entry(name, spec_of(t), partial(_identity, t)) for name, t in (("heard", devices), ("losses", values))]
     for name, shelf in state.shelves.items():
         kinds = state.kinds(name)
         entries += [
@@ -91,9 +91,9 @@ def prepare_checkpoint(state: State, place: Path, about: Mapping[str, Any]) -> C
             for device, owner in owners[name].items()
             for kind in [kinds[state.tier_of[device]]]
             for fetch in [
-                partial(_itself, shelf.stored(device))
+                partial(_identity, shelf.stored(device))
                 if state.lasts
-                else partial(_fetched, state.ranks, shelf, device, owner, kind)
+                else partial(_fetch_from_owner, state.ranks, shelf, device, owner, kind)
             ]
         ]
     if state.ranks.rank:
@@ -109,12 +109,12 @@ def _send(entries: Sequence[Entry]) -> None:
         entry.fetch()
 
 
-def _itself(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _fetched(ranks: Ranks, shelf: StateStore, device: int, owner: int, kind: TensorSpec) -> Tensor:
-    """A device's vector on rank 0; only its owner, if that is another, takes part."""
+def _fetch_from_owner(ranks: Ranks, shelf: StateStore, device: int, owner: int, kind: TensorSpec) -> Tensor:
+    """Returns a device's vector on rank 0. Only rank 0 and the rank that owns the vector take part."""
     if ranks.rank == owner:
         return ranks.carry(owner, 0, shelf.stored(device).cpu()) if owner else shelf.stored(device)
     empty = torch.empty(kind.shape, dtype=kind.type)
@@ -122,7 +122,7 @@ def _fetched(ranks: Ranks, shelf: StateStore, device: int, owner: int, kind: Ten
 
 
 def number_tensors(models: TierModels) -> tuple[Sharing, list[Tensor]]:
-    """Each tensor once, however many tiers hold the very same one, and who holds which."""
+    """Numbers the tensors. Returns tier -> weight -> number, and the tensors; a shared one appears once."""
     places: dict[int, int] = {}
     tensors: list[Tensor] = []
     sharing: Sharing = {tier: {} for tier in models}
@@ -136,13 +136,13 @@ def number_tensors(models: TierModels) -> tuple[Sharing, list[Tensor]]:
 
 
 def find_owners(shelf: StateStore, ranks: Ranks) -> dict[int, int]:
-    """Which rank has the vector of which device, in the order of the devices."""
+    """Returns device -> the rank that has its vector, in the order of the devices."""
     kept = ranks.gather(sorted(shelf))
     return dict(sorted((device, rank) for rank, devices in enumerate(kept) for device in devices))
 
 
 def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
-    """Compare names, shapes and types with what this run expects; what the other ranks must know to restore it."""
+    """Compares names, shapes and types with those of this run. Returns what all ranks need to restore the state."""
     try:
         sharing, shelves = saved.manifest["sharing"], saved.manifest["shelves"]
         expected: dict[str, TensorSpec] = {}
@@ -152,13 +152,13 @@ def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
                 for name, tensor in weights.items():
                     key = f"{part}.{sharing[part][tier][name]}"
                     if expected.setdefault(key, spec_of(tensor)) != spec_of(tensor):
-                        raise DamagedCheckpoint(f"tensor {key!r} cannot be shared as it says")
+                        raise DamagedCheckpoint(f"tensor {key!r} is shared by weights of different shapes or types")
         for shelf in state.shelves:
             kinds, found = state.kinds(shelf), [(int(device), int(owner)) for device, owner in shelves[shelf]]
             if sorted({device for device, _ in found}) != [device for device, _ in found]:
                 raise DamagedCheckpoint(f"its devices of {shelf!r} are not in order")
             if not all(0 <= device < len(state.tier_of) and owner >= 0 for device, owner in found):
-                raise DamagedCheckpoint(f"its devices of {shelf!r} are not this run's")
+                raise DamagedCheckpoint(f"its devices of {shelf!r} are not devices of this run")
             expected |= {f"{shelf}.{device}": kinds[state.tier_of[device]] for device, _ in found}
         heard = len(saved.kinds().get("heard", ([0], ""))[0]) == 1 and saved.kinds()["heard"][0][0]
         expected |= {
@@ -168,32 +168,32 @@ def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
         saved.check(expected)
         losses = dict(zip(saved.tensor("heard").tolist(), saved.tensor("losses").tolist(), strict=True))
         if not all(0 <= device < len(state.tier_of) for device in losses):
-            raise DamagedCheckpoint("a loss is of a device that this run does not have")
+            raise DamagedCheckpoint("it has a loss of a device that is not in this run")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        raise DamagedCheckpoint("its manifest does not say what this run needs") from None
+        raise DamagedCheckpoint("its manifest lacks what this run needs") from None
     return {"played": saved.round, "sharing": sharing, "shelves": shelves, "losses": [*losses.items()]}
 
 
 def _check_sharing(sharing: Mapping[str, Mapping[str, int]], models: TierModels) -> None:
     if {tier: [*names] for tier, names in sharing.items()} != {tier: [*weights] for tier, weights in models.items()}:
-        raise DamagedCheckpoint("it has other tiers or weights than this run")
+        raise DamagedCheckpoint("its tiers or weights are not those of this run")
     if not all(type(number) is int for names in sharing.values() for number in names.values()):
-        raise DamagedCheckpoint("its sharing is not in numbers")
+        raise DamagedCheckpoint("its tensor numbers are not whole numbers")
 
 
 def restore_state(saved: Checkpoint | None, plan: Mapping[str, Any], state: State) -> Restored:
-    """The saved state on this rank; rank 0 has read it, and sends the others theirs."""
+    """Returns the saved state of this rank. Rank 0 has read it and sends the other ranks their parts."""
     ranks = state.ranks
-    models = {part: _models(saved, part, plan["sharing"][part], state) for part in state.models()}
+    models = {part: _restore_models(saved, part, plan["sharing"][part], state) for part in state.models()}
     restored = Restored(int(plan["played"]), models, {int(device): loss for device, loss in plan["losses"]})
     for shelf in state.shelves:
-        # As before where there are as many ranks: who has a memory decides who trains its device.
+        # With the same number of ranks, vectors return to their ranks: the rank with a memory trains the device.
         owners = [(int(device), int(owner) % ranks.number) for device, owner in plan["shelves"][shelf]]
-        restored.vectors[shelf] = _vectors(saved, shelf, owners, state)
+        restored.vectors[shelf] = _restore_vectors(saved, shelf, owners, state)
     return restored
 
 
-def _models(saved: Checkpoint | None, part: str, sharing: Sharing, state: State) -> TierModels:
+def _restore_models(saved: Checkpoint | None, part: str, sharing: Sharing, state: State) -> TierModels:
     tensors: dict[int, Tensor] = {}
     for tier, weights in state.models()[part].items():
         for name, like in weights.items():
@@ -207,7 +207,7 @@ def _models(saved: Checkpoint | None, part: str, sharing: Sharing, state: State)
     return {tier: {name: tensors[number] for name, number in names.items()} for tier, names in sharing.items()}
 
 
-def _vectors(
+def _restore_vectors(
     saved: Checkpoint | None, shelf: str, owners: Sequence[tuple[int, int]], state: State
 ) -> Iterator[tuple[int, Tensor | None]]:
     kinds, rank = state.kinds(shelf), state.ranks.rank
@@ -221,7 +221,7 @@ def _vectors(
 
 
 def compute_digests(config: Config, data: Data, server: TierModels) -> dict[str, str]:
-    """Checksums of what a configuration only names: the data, the split, the models that it starts from."""
+    """Returns checksums of what a configuration does not contain: the data, the split and the initial models."""
     parts = {
         "training inputs": list_tensors(data.x),
         "training labels": [data.y],
@@ -238,7 +238,7 @@ def compute_digests(config: Config, data: Data, server: TierModels) -> dict[str,
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
-    """A checksum of tensors: their shapes, types and bytes."""
+    """Returns a checksum of shapes, types and bytes."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())

@@ -24,9 +24,7 @@ def score_models(population: Population, score: Score, models: Mapping[str, Tier
     sums = sum_metrics(population, score, models)
     together = [metrics[0]] if population.config.evaluation.ensemble else []
     values = [
-        {
-            owner: {tier: _finite(metric.value(sums[owner, tier][place])) for tier in server} for owner in models
-        }
+        {owner: {tier: _finite(metric.value(sums[owner, tier][place])) for tier in server} for owner in models}
         for place, metric in enumerate([*metrics, *together])
     ]
     named = dict(zip((metric.name for metric in metrics), values, strict=False))

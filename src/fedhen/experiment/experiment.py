@@ -1,4 +1,4 @@
-"""An experiment: its rounds played and scored."""
+"""An experiment: plays its rounds and scores its models."""
 
 from __future__ import annotations
 
@@ -37,27 +37,26 @@ class Experiment:
     memories: Memories
     last_models: ReportedModels
     memory: StateStore = field(default_factory=StateStore)
-    """What the devices that trained last on this rank remember; the engine writes it."""
+    """The memories of the devices that trained last on this rank. The engine writes them."""
     losses: dict[int, float] = field(default_factory=dict)
     """The loss that each device reported last."""
     played: int = 0
-    """The last whole round."""
+    """The number of the last complete round."""
     ranks: Ranks = ALONE
     reported: dict[str, TierModels] = field(default_factory=dict)
     """The models of the last evaluated round."""
 
     @property
     def config(self) -> Config:
-        """The settings."""
         return self.population.config
 
     @explain_out_of_memory
     def play(self) -> Iterator[Step]:
-        """Play the rounds that are left; each step is what the next line of the run folder says."""
+        """Plays the rounds that are left. Yields a step for each, with the records for the run folder."""
         steps, number = self.steps(), threads_per_worker(self.config.runtime)
         with self.engine.workers, closing(steps):
             while True:
-                # Whoever is given a step has the threads that he had.
+                # The caller gets back its number of threads with each step.
                 with torch_threads(number):
                     step = next(steps, None)
                 if step is None:
@@ -65,7 +64,7 @@ class Experiment:
                 yield step
 
     def steps(self) -> Generator[Step]:
-        """The rounds that are left, one by one."""
+        """Plays the rounds that are left, in the current number of threads."""
         rules = Rules(self.population.method, self.choose_active, self.config.server, self.population.local, self.ranks)
         numbers = range(self.played + 1, self.config.rounds + 1)
         played = play_rounds(self.server, self.memories, self.engine.devices, rules, numbers, self.losses)
@@ -84,35 +83,37 @@ class Experiment:
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
             step = Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()}, done.failed)
             self.played = done.number
-            # The devices' updates need not outlive the round: the next one brings as many.
+            # Frees the updates of this round before the next round allocates as many.
             del done
             yield step
             began = time.perf_counter()
 
     def choose_active(self, number: int, losses: Mapping[int, float]) -> list[int]:
-        """Whom the activation names, each once; a user's own may be wrong."""
+        """Returns the active devices in rising order. Checks them, because users can pass their own function."""
         active = sorted({int(device) for device in self.activate(number, losses)})
         last = len(self.population.tier_of) - 1
         if active and not 0 <= active[0] <= active[-1] <= last:
-            raise UserError(f"round {number}: devices {active} are to be active, but they are 0 to {last}")
+            raise UserError(
+                f"round {number}: `activate` returned devices {active}, but devices are numbered from 0 to {last}"
+            )
         return active
 
     def is_evaluated(self, number: int) -> bool:
-        """Every few rounds, and after the last one."""
+        """Returns whether models are scored after this round: every few rounds, and after the last one."""
         return number % self.config.evaluation.every == 0 or number == self.config.rounds
 
     def models(self) -> dict[str, TierModels]:
-        """The models that are scored and saved: the server's, and, if kept, the average of all devices' last ones."""
+        """Returns the models that are scored and saved: the server's and, if it is kept, the all-devices average."""
         return {"server": self.server, **self.last_models.models()}
 
     def record(self, done: Round) -> dict[str, Any]:
-        """Returns the record of a round: what the seed determines."""
+        """Returns the record of a round. It contains only what the seed determines."""
         tier_of, copies = self.population.tier_of, self.population.local.copies
         each = {
             tier: count_bytes(weights) + copies * count_bytes(self.memories.mean[tier])
             for tier, weights in done.server.items()
         }
-        # A device that failed or is late has sent nothing back.
+        # A device that failed or is late has uploaded nothing.
         down, up = (
             {tier: sum(tier_of[device] == tier for device in devices) * each[tier] for tier in done.server}
             for devices in (done.active, set(done.active) - {*done.failed, *done.late})
@@ -128,7 +129,7 @@ class Experiment:
         }
 
     def state(self) -> State:
-        """All that the next round needs."""
+        """Returns everything that the next round needs."""
         memory = {
             tier: {n: t for n, t in weights.items() if n in self.population.holdings[tier].learned}
             for tier, weights in self.server.items()
@@ -145,7 +146,7 @@ class Experiment:
         )
 
     def restore(self, saved: Restored) -> None:
-        """Go on from a saved state; this experiment has not played yet."""
+        """Continues from a saved state. The experiment must not have played yet."""
         likes = self.state().likes["memory"]
         self.played, self.losses = saved.played, dict(saved.losses)
         self.server = saved.models["server"]
@@ -160,26 +161,24 @@ class Experiment:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """Checksums of what a configuration only names, before the first round is played."""
+        """Checksums of data and initial models. Must be read before the first round is played."""
         return compute_digests(self.config, self.population.data, self.server)
 
     def about_models(self) -> dict[str, dict[str, Any]]:
-        """What a model file says of each tier's model beside its weights."""
-        data = self.population.data
-        outputs = self.population.task.count_outputs(data.y, data.classes)
-        inputs = {"inputs": list(data.shape), "classes": outputs}
+        """Returns tier -> the metadata of its model file."""
+        inputs = {"inputs": list(self.population.data.shape), "classes": self.population.outputs}
         return {tier: {"exits": list(holding.exits), **inputs} for tier, holding in self.population.holdings.items()}
 
     def parameters(self) -> dict[str, int]:
-        """How many numbers the model of each tier is."""
+        """Returns tier -> the number of parameters of its model."""
         return {tier: count_elements(weights) for tier, weights in self.server.items()}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One round played: its line in `rounds.jsonl` and in `timing.jsonl`."""
+    """A round that was played: its lines in `rounds.jsonl` and `timing.jsonl`."""
 
     record: dict[str, Any]
     timing: dict[str, float]
     failed: dict[int, str] = field(default_factory=dict)
-    """Devices whose training raised, with their errors."""
+    """Device -> the error that its training raised."""

@@ -1,4 +1,4 @@
-"""Where a run took place: versions and hardware, for the run folder."""
+"""Describes the environment of a run for its folder: versions and hardware."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedhen.version import VERSION
 
 
 def versions() -> dict[str, str]:
-    """Of what decides the numbers."""
+    """Returns the versions of everything that the results depend on."""
     return {
         "fedhen": VERSION,
         "python": platform.python_version(),
@@ -27,7 +27,6 @@ def versions() -> dict[str, str]:
 
 
 def describe_environment(device: torch.device, runtime: RuntimeConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Versions and hardware."""
     return {
         "versions": versions(),
         "hardware": {

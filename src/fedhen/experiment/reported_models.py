@@ -17,7 +17,7 @@ from fedhen.params import TierModels, Weights, pack, unpack
 
 
 class ReportedModels(Protocol):
-    """The models that are reported beyond the server's, made from what devices have trained."""
+    """The models that are reported in addition to the server's, made from the devices' models."""
 
     rows: StateStore
     """The last model of each device that has trained on this rank."""
@@ -65,7 +65,7 @@ class AllDevicesAverage:
         self.moved = {tier: torch.zeros_like(start) for tier, start in self.start.items()}
         """Tier -> the sum, over the rows on this rank, of the difference from the initial model."""
         self.trained: set[str] = set()
-        """The tiers of which a device has trained, on any rank."""
+        """The tiers that have a device that has trained, on any rank."""
 
     def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
         """Stores a round's trained models. A device that was left out keeps its old row.

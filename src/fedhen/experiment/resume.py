@@ -1,4 +1,4 @@
-"""Where a run begins: at its first round, or after the newest checkpoint that can be used and is this run's."""
+"""Finds where a run starts: at its first round, or after the newest checkpoint that can be used."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ FREE = (
     *("rounds", "runtime.workers", "runtime.storage", "runtime.storage_dir", "checkpoint.minutes", "checkpoint.rounds"),
     *("fleet.deadline_seconds", "fleet.answers", "fleet.spare_devices", "fleet.wait_seconds"),
 )
-"""Settings that may change from one part of a run to the next: no number that is played depends on them."""
+"""Settings that may change when a run is resumed: no result depends on them."""
 
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """How a run treats what it finds in its folder."""
+    """What to do with a run that is already in the folder."""
 
     resume: bool = False
-    """Go on with it, where there is something."""
+    """Resume it, if there is one."""
     restart: bool = False
-    """Where its checkpoints are all damaged, start again."""
-    otherwise: str = "start another run, or `fedhen resume --restart` starts it again at round 1"
-    """What a user is told to do where no checkpoint can be used."""
+    """Start again at round 1 instead of at a checkpoint."""
+    otherwise: str = "start another run, or start this one again at round 1 with `fedhen resume --restart`"
+    """The advice if no checkpoint can be used."""
 
 
 NEW_RUN = ResumePolicy()
 
 
 def flatten_settings(config: Config) -> dict[str, Any]:
-    """Every setting by its full key, as JSON says it."""
+    """Returns every setting by its full key, with values as JSON represents them."""
     return validation.flatten_config(json.loads(json.dumps(asdict(config))))
 
 
 def is_finished(folder: Path, config: Config) -> bool:
-    """Whether a folder has the end of a run of so many rounds."""
+    """Returns whether the run in a folder has played all rounds of the configuration."""
     try:
         rounds = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["rounds"]
         return isinstance(rounds, int) and rounds >= config.rounds
@@ -60,7 +60,7 @@ def is_finished(folder: Path, config: Config) -> bool:
 
 
 def check_same_settings(config: Config, before: Mapping[str, Any], whose: str) -> None:
-    """Refuse to go on with other settings than before; one that was not known then is taken for its default."""
+    """Raises UserError if settings differ from those before. A setting that did not exist then had its default."""
     if not isinstance(before, Mapping) or "rounds" not in before:
         raise TypeError(f"{whose} has no configuration")
     before = {validation.RENAMED.get(key, key): value for key, value in before.items()}
@@ -73,130 +73,129 @@ def check_same_settings(config: Config, before: Mapping[str, Any], whose: str) -
     if changed:
         raise UserError(
             f"{whose} has another configuration: {'; '.join(sorted(changed))}; "
-            "put it back, or start another run in another folder"
+            "restore these settings, or start a new run in another folder"
         )
     if config.rounds < before["rounds"]:
-        raise UserError(f"{whose} is planned for {before['rounds']} rounds: some can be added, none taken away")
+        raise UserError(f"{whose} was planned for {before['rounds']} rounds; rounds can be added but not removed")
     if config.rounds > before["rounds"] and config.training.lr_schedule == "cosine":
         raise UserError(
             f"{whose} cannot get more rounds: its learning rate falls along a cosine over {before['rounds']} rounds "
-            "(training.lr_schedule), so that every round would have been another; start another run"
+            "(training.lr_schedule), so its earlier rounds would have been different; start a new run"
         )
 
 
 @dataclass
 class RunStart:
-    """What rank 0 finds in a run's folder."""
+    """What rank 0 has found in the folder of a run."""
 
     folder: Path
     experiment: Experiment
     how: ResumePolicy
     saved: Checkpoint | None = None
     records: list[Mapping[str, Any]] = field(default_factory=list)
-    """Of the rounds that are played."""
+    """The records of the rounds that were played."""
     timing: dict[str, float] = field(default_factory=dict)
-    """Of the last of them."""
+    """The timing of the last of these rounds."""
     seconds: float = 0.0
-    """That the run has taken so far."""
+    """The seconds that the run has taken so far."""
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """Of data and initial models."""
         return self.experiment.digests
 
     def find(self, held: ExitStack) -> dict[str, Any]:
-        """Lock the folder and look into it; what all ranks must know of it."""
+        """Locks the folder and looks for a checkpoint. Returns what all ranks must know about it."""
         held.enter_context(lock_folder(self.folder))
         self.place = self.folder / checkpoint_files.FOLDER
         config, plan = self.experiment.config, None
-        # Before the first round is played: the initial models are among them.
+        # Computed here because they include the initial models, which the first round replaces.
         self.digests  # noqa: B018
         if self.how.resume and (self.folder / CONFIG).is_file():
             check_same_settings(config, flatten_settings(toml.read_toml(self.folder / CONFIG)), str(self.folder))
             if is_finished(self.folder, config):
                 return {"finished": True, "saved": None}
-            plan = None if self.how.restart else self.newest()
+            plan = None if self.how.restart else self.open_newest()
         checkpoint_files.discard_later(self.place, after=plan["played"] if plan else 0)
         return {"finished": False, "saved": plan}
 
-    def newest(self) -> dict[str, Any] | None:
-        """The newest checkpoint that can be used; none where the run was ended before its first."""
+    def open_newest(self) -> dict[str, Any] | None:
+        """Opens the newest checkpoint that can be used. Returns None if the run ended before its first checkpoint."""
         wrong = []
         for number in checkpoint_files.list_rounds(self.place):
             try:
-                plan = self.opened(number)
+                plan = self.open_round(number)
             except DamagedCheckpoint as error:
                 wrong.append(f"the checkpoint of round {number} cannot be used: {error}")
                 continue
             for message in wrong:
-                warnings.warn(f"{message}; going on from round {number}", stacklevel=2)
+                warnings.warn(f"{message}; continuing from round {number}", stacklevel=2)
             return plan
         if wrong:
             raise UserError(f"{self.folder}: {'; '.join(wrong)}; {self.how.otherwise}")
         if (self.folder / SUMMARY).is_file():
             raise UserError(
-                f"{self.folder} is finished and has no checkpoint: no round can be added to it; {self.how.otherwise}"
+                f"{self.folder} is finished and has no checkpoint, so no rounds can be added; {self.how.otherwise}"
             )
         warnings.warn(f"{self.folder} has no checkpoint yet: it starts again at round 1", stacklevel=2)
         return None
 
-    def opened(self, number: int) -> dict[str, Any]:
-        """A checkpoint compared with the folder, the configuration, the data and the models."""
+    def open_round(self, number: int) -> dict[str, Any]:
+        """Opens a checkpoint and compares it with the folder, the configuration, the data and the models."""
         saved = checkpoint_files.open_checkpoint(self.place, number)
         try:
             about = saved.manifest
             self.seconds, self.timing = float(about["seconds"]), {k: float(v) for k, v in about["timing"].items()}
             if not all(map(math.isfinite, (self.seconds, *self.timing.values()))):
-                raise DamagedCheckpoint("its times are no numbers")
+                raise DamagedCheckpoint("its times are not finite numbers")
             check_same_settings(self.experiment.config, about["config"], f"the checkpoint of round {number}")
             self.check_data(about["digests"])
             self.compare_versions(about["versions"])
         except (KeyError, TypeError, AttributeError):
-            raise DamagedCheckpoint("its manifest is not what a manifest is") from None
+            raise DamagedCheckpoint("its manifest is malformed") from None
         plan = checkpoint_state.check_checkpoint(saved, self.experiment.state())
-        self.saved, self.records = saved, self.recorded(number)
+        self.saved, self.records = saved, self.read_records(number)
         return plan
 
-    def recorded(self, number: int) -> list[Mapping[str, Any]]:
-        """The records of that many rounds, every one as a report would read it."""
+    def read_records(self, number: int) -> list[Mapping[str, Any]]:
+        """Returns the records of the first `number` rounds, checked as for a report."""
         try:
             found: list[Mapping[str, Any]] = [record.to_dict() for record in read_run(self.folder).rounds[:number]]
         except UserError as error:
             raise DamagedCheckpoint(str(error)) from None
         if len(found) < number:
-            raise DamagedCheckpoint(f"{ROUNDS} holds {len(found)} whole rounds only")
+            raise DamagedCheckpoint(f"{ROUNDS} holds only {len(found)} complete rounds")
         return found
 
     def check_data(self, before: Mapping[str, str]) -> None:
-        """Refuse to go on with other data than before."""
+        """Raises UserError if data or initial models differ from those before."""
         now = self.digests
         if changed := [name for name in now if now[name] != before.get(name)]:
             raise UserError(
                 f"{self.folder} was played with other data: the {', '.join(changed)} are not those of its checkpoint; "
-                "give it the same, or start another run in another folder"
+                "use the same data, or start a new run in another folder"
             )
 
     def compare_versions(self, before: Mapping[str, str]) -> None:
-        """Another version may round otherwise."""
+        """Warns if versions differ from those before, because results may be rounded differently."""
         if changed := [f"{n} {v} (was {before.get(n)})" for n, v in provenance.versions().items() if v != before[n]]:
-            warnings.warn(f"going on with {', '.join(changed)}: the last digits may differ", stacklevel=2)
+            warnings.warn(f"continuing with {', '.join(changed)}: the last digits may differ", stacklevel=2)
 
-    def recorder(self) -> RunWriter:
-        """Go on with the records, or begin them."""
+    def open_recorder(self) -> RunWriter:
+        """Opens the records of the run, to append to them or to start them."""
         played = self.saved.round if self.saved else 0
         described = provenance.describe_environment(
             self.experiment.population.data.device, self.experiment.config.runtime, self.experiment.ranks
         )
         if played:
-            described = {**described, "resumed": [*self._parts(), {"after": played}]}
+            described = {**described, "resumed": [*self._read_resumptions(), {"after": played}]}
         timed = len(read_whole_lines(self.folder / TIMING, played))
         recorder = RunWriter(self.folder, toml.to_toml(self.experiment.config), described, after=played)
         if timed == played - 1:
-            # The crash came between the checkpoint and this line.
+            # The run crashed after the checkpoint, before it wrote this line.
             recorder.write_timing(played, self.timing)
         return recorder
 
-    def _parts(self) -> list[Any]:
+    def _read_resumptions(self) -> list[Any]:
         try:
             return list(json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8")).get("resumed", []))
         except (OSError, ValueError, AttributeError, TypeError):

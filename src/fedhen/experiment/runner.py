@@ -1,4 +1,4 @@
-"""A run in its folder: played, recorded and saved, from its start or from its last checkpoint."""
+"""Plays a run in its folder: records and saves it, from its start or from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fedhen.runs.writer import RunWriter, explain_write_errors, write_device_err
 def play_run(
     folder: Path, experiment: Experiment, how: ResumePolicy = NEW_RUN, stop: StopRequest | None = None
 ) -> Iterator[Step]:
-    """Play the rounds that are left and leave a run folder behind; rank 0 alone writes it.
+    """Plays the rounds that are left and writes the run folder, on rank 0 only.
 
-    Told to stop it saves the last whole round and raises Stopped. Nothing is yielded where the run is finished.
+    If `stop` is requested, saves the last complete round and raises RunStopped. Yields nothing if the run is finished.
     """
     ranks, beginning, stop = experiment.ranks, RunStart(folder, experiment, how), stop or StopRequest()
     with ExitStack() as held:
@@ -38,44 +38,44 @@ def play_run(
         keeper = RunKeeper(folder, experiment, beginning, held.enter_context(BackgroundTask()))
         if not ranks.rank:
             held.enter_context(explain_write_errors(folder))
-            keeper.recorder = held.enter_context(beginning.recorder())
+            keeper.recorder = held.enter_context(beginning.open_recorder())
         held.enter_context(stop.play())
-        yield from _played(keeper, stop)
+        yield from _play_rounds(keeper, stop)
         keeper.finish()
-    if told := max(ranks.gather(stop.signal)):
-        raise RunStopped(told, f"stopped; {folder} is finished")
+    if number := max(ranks.gather(stop.signal)):
+        raise RunStopped(number, f"stopped; {folder} is finished")
 
 
-def _played(keeper: RunKeeper, stop: StopRequest) -> Iterator[Step]:
+def _play_rounds(keeper: RunKeeper, stop: StopRequest) -> Iterator[Step]:
     steps, ranks = keeper.experiment.play(), keeper.experiment.ranks
     while True:
         try:
             with stop.round():
                 step = next(steps, None)
         except RoundAbandoned:
-            keeper.take_back()
-            raise RunStopped(stop.signal, keeper.goodbye(), abandoned=True) from None
+            keeper.roll_back()
+            raise RunStopped(stop.signal, keeper.stop_message(), abandoned=True) from None
         if step is None:
             return
         last = step.record["round"] == keeper.experiment.config.rounds
         yield keeper.commit(step, last or bool(stop.signal))
-        # It may have come after the round was recorded, and to some of the ranks only.
-        told = max(ranks.gather(stop.signal))
-        if told and not last:
-            keeper.save_at_last()
-            raise RunStopped(told, keeper.goodbye())
+        # The signal may have come after the round was recorded, and only to some of the ranks.
+        number = max(ranks.gather(stop.signal))
+        if number and not last:
+            keeper.save_last_round()
+            raise RunStopped(number, keeper.stop_message())
 
 
 @dataclass
 class RunKeeper:
-    """Records whole rounds, and saves them when it is time to."""
+    """Records complete rounds, and saves checkpoints when they are due."""
 
     folder: Path
     experiment: Experiment
     beginning: RunStart
-    beside: BackgroundTask
+    background: BackgroundTask
     recorder: RunWriter | None = None
-    """Rank 0's."""
+    """Only on rank 0."""
     records: list[Mapping[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -85,11 +85,11 @@ class RunKeeper:
         self.tried_round = self.saved_round
         self.whole, self.timing = self.experiment.state(), self.beginning.timing
         for shelf in self.whole.shelves.values():
-            # A round that is abandoned has changed what some of its devices remember.
+            # An abandoned round has already changed the memories of some devices, so the previous ones are kept.
             shelf.keeps_previous = True
 
     def commit(self, step: Step, now: bool) -> Step:
-        """A whole round: its line, then the checkpoint if it is due, then what both took."""
+        """Writes the record of a complete round, then the checkpoint if it is due, then the timing."""
         if self.recorder is not None:
             write_device_errors(self.folder, step.record["round"], step.failed)
             self.recorder.write_round(step.record)
@@ -113,12 +113,12 @@ class RunKeeper:
         return now or by_rounds or by_time
 
     def save(self) -> float:
-        """Save the last whole round, and tell how long the run waited for it; a full disk does not end it."""
+        """Saves the last complete round. Returns the seconds that the run waited. A full disk does not end the run."""
         began, number = time.perf_counter(), self.whole.played
         self.tried_round = number
         about: dict[str, Any] = {}
         if self.recorder is not None:
-            # What the checkpoint counts on must not be behind it after a power cut.
+            # After a power cut the records must not be older than the checkpoint.
             with suppress(OSError):
                 self.recorder.sync()
             about = {
@@ -130,7 +130,7 @@ class RunKeeper:
             }
         write = checkpoint_state.prepare_checkpoint(self.whole, self.folder / checkpoint_files.FOLDER, about)
         if self.whole.lasts:
-            self.beside.begin(partial(self._write, write, number))
+            self.background.begin(partial(self._write, write, number))
         else:
             self._write(write, number)
         self.saved_at = time.monotonic()
@@ -141,46 +141,46 @@ class RunKeeper:
             write()
             self.saved_round = number
         except OSError as error:
-            warnings.warn(f"round {number} could not be saved ({error.strerror}): the run goes on", stacklevel=2)
+            warnings.warn(f"round {number} could not be saved ({error.strerror}): the run continues", stacklevel=2)
 
-    def take_back(self) -> None:
-        """Forget the round that was abandoned, and save the one before."""
+    def roll_back(self) -> None:
+        """Discards the abandoned round, and saves the one before."""
         for shelf in self.whole.shelves.values():
             shelf.rollback()
-        self.save_at_last()
+        self.save_last_round()
 
-    def save_at_last(self) -> None:
-        """Save the last whole round, unless it is or could not be, and wait for it."""
+    def save_last_round(self) -> None:
+        """Saves the last complete round, unless that was already tried, and waits until it is written."""
         slow = f"round {self.whole.played} is being saved; a second Ctrl-C does not wait for it"
-        self.beside.end(slow)
+        self.background.end(slow)
         wanted = self.experiment.config.checkpoint.wanted
         if self.experiment.ranks.first(lambda: wanted and self.whole.played > self.tried_round):
             self.save()
-        self.beside.end(slow)
+        self.background.end(slow)
 
-    def goodbye(self) -> str:
-        """How to go on."""
-        done, resume = f"stopped after round {self.whole.played}", f"go on with: {resume_command(self.folder)}"
+    def stop_message(self) -> str:
+        """Returns what is saved and how to resume."""
+        done, resume = f"stopped after round {self.whole.played}", f"resume with: {resume_command(self.folder)}"
         if self.saved_round == self.whole.played:
             return f"{done}; {resume}"
         if self.saved_round:
             return f"{done}, of which {self.saved_round} are saved; {resume}"
-        return f"{done}, which is not saved (checkpoint.minutes, checkpoint.rounds): it would start again"
+        return f"{done}; no round is saved (checkpoint.minutes, checkpoint.rounds), so it would start again at round 1"
 
     def finish(self) -> None:
-        """The models and the summary; one checkpoint is left, so that rounds can be added."""
+        """Writes the models and the summary. Keeps one checkpoint, so that rounds can be added."""
         if self.recorder is not None:
-            # First: a checkpoint that does not fit the disk must not take the models' room.
-            self.beside.end()
+            # The checkpoint first: if it does not fit the disk, it is removed, and the models get its space.
+            self.background.end()
             save_models(self.folder, self.experiment.reported, self.experiment.about_models())
             self.recorder.finish(make_summary(self.experiment, self.records, time.perf_counter() - self.began))
             checkpoint_files.keep_newest(self.folder / checkpoint_files.FOLDER, 1)
 
 
 def make_summary(experiment: Experiment, records: list[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
-    """The end of a run in a few numbers."""
+    """Returns the summary of a run: its settings, final and best accuracies, and totals."""
     config, scored = experiment.config, [r["accuracy"] for r in records if "accuracy" in r]
-    # The server of a fleet may have no test data.
+    # The server of a real fleet may have no test data.
     final = scored[-1] if scored else {}
     best = {kind: {tier: max(s[kind][tier] for s in scored) for tier in tiers} for kind, tiers in final.items()}
     late = sum(len(r.get("late", ())) for r in records)

@@ -13,11 +13,14 @@ from fedhen.algorithm.methods import Method, load_method
 from fedhen.config.settings import Config
 from fedhen.data import sources
 from fedhen.data.dataset import Data, Normalisation, arrays
+from fedhen.data.inputs import map_tensors, take
 from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 from fedhen.models.family import Family
 from fedhen.models.registry import make_family
+from fedhen.tasks import Task
+from fedhen.tasks.registry import make_task
 
 NodeConfig = Mapping[str, bool | float | int | str]
 """The settings that a node was started with: --node-config 'tier="simple" data="/data"'."""
@@ -46,11 +49,13 @@ class App:
     inputs: tuple[int, ...] | None = None
     """The shape of one input. Required only if the server has no test data."""
     classes: int | None = None
-    """The number of classes. Required only if the server has no test data."""
+    """The number of classes, or of outputs in another task. Required only if the server has no test data."""
     family: Family | None = None
     """Models to use instead of those that the configuration names."""
     method: Method | None = None
     """A method to use instead of the one that the configuration names."""
+    task: Task | None = None
+    """A task to use instead of the one that the configuration names."""
 
     def resolve_method(self, config: Config) -> Method:
         """Returns the method. Only its name is sent to the nodes."""
@@ -62,8 +67,11 @@ class App:
             )
         return load_method(config.method)
 
-    def resolve_family(self, config: Config, data: Data) -> Family:
-        return self.family or make_family(config, data.shape, data.classes)
+    def resolve_family(self, config: Config, data: Data, outputs: int) -> Family:
+        return self.family or make_family(config, data.shape, outputs)
+
+    def resolve_task(self, config: Config) -> Task:
+        return self.task or make_task(config.task)
 
     def load_device_data(self, node: NodeConfig, config: Config, inputs: Sequence[int], classes: int) -> Data:
         """Returns a device's training data as one shard. Raises `UserError` if its inputs do not fit the models."""
@@ -71,7 +79,7 @@ class App:
         if data.shape != tuple(inputs):
             raise UserError(f"this device's inputs have shape {data.shape}, but the fleet's have {tuple(inputs)}")
         shard = np.arange(len(data.y), dtype=np.int64)
-        return replace(data, x_test=data.x[:0], y_test=data.y[:0], shards=(shard,))
+        return replace(data, x_test=take(data.x, slice(0)), y_test=data.y[:0], shards=(shard,))
 
     def count_samples(self, node: NodeConfig, config: Config) -> int:
         return len(_check_data(self.training_data(node, config), None).y)
@@ -81,13 +89,14 @@ class App:
         examples = self.test_data(config)
         if examples is not None:
             data = _check_data(examples, self.classes)
-            return replace(data, x=data.x.new_zeros((2, *data.shape)), y=NO_LABELS)
+            blank = map_tensors(data.x, lambda tensor: tensor.new_zeros((2, *tensor.shape[1:])))
+            return replace(data, x=blank, y=data.y.new_zeros((2, *data.y.shape[1:])))
         if self.inputs is None or self.classes is None:
             raise UserError(
                 "the server has no test data: state the models' inputs, as App(..., inputs=..., classes=...)"
             )
-        blank = torch.zeros((2, *self.inputs))
-        return Data(blank, NO_LABELS, blank[:0], NO_LABELS[:0], self.classes)
+        images = torch.zeros((2, *self.inputs))
+        return Data(images, NO_LABELS, images[:0], NO_LABELS[:0], self.classes)
 
 
 NO_LABELS = torch.zeros(2, dtype=torch.int64)
@@ -107,7 +116,8 @@ def recipe_app() -> App:
     def training_data(node: NodeConfig, config: Config) -> Examples:
         data = sources.load_data(config.data, data_root(None), config.seed)
         shard = deal(data, config.split, config.devices.number, config.seed)[int(node["device"])]
-        return Examples(data.x[torch.from_numpy(shard)], data.y[torch.from_numpy(shard)], data.normalisation)
+        index = torch.from_numpy(shard)
+        return Examples(take(data.x, index), data.y[index], data.normalisation)
 
     def test_data(config: Config) -> Examples:
         data = sources.load_data(config.data, data_root(None), config.seed)

@@ -100,11 +100,13 @@ class FleetClient:
         data = self.app.load_device_data(self.config, config, order.inputs, order.classes)
         return make_population(
             config,
-            self.app.resolve_family(config, data),
+            self.app.resolve_family(config, data, order.classes),
             self.app.resolve_method(config),
             data.to(where),
             tier_of=[order.tier],
             omega=[order.omega],
+            task=self.app.resolve_task(config),
+            outputs=order.classes,
             first=order.device,
             checked=True,
         )

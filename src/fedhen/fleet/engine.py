@@ -120,7 +120,7 @@ class FleetDevices:
                 omega=self.population.omega[device],
                 memory=merged.get(device, 0) if self.population.local.remember is not None else 0,
                 inputs=self.population.data.shape,
-                classes=self.population.data.classes,
+                classes=self.population.outputs,
                 config_digest=self.config_digest,
                 config_text="" if node in self.has_config else self.config_text,
             )
@@ -148,7 +148,7 @@ class FleetDevices:
         model = sent.models[tier]
         trained = {name: tensor for name, tensor in model.items() if name in learned}
         changes = trained if local.remember is not None and local.infer_change is None else {}
-        answer = protocol.read_answer(content, model, changes, population.data.classes)
+        answer = protocol.read_answer(content, model, changes, population.outputs)
         if answer.change and is_finite(answer.weights) and not is_finite(answer.change):
             raise Malformed("the change of its memory is not finite")
         return Update(

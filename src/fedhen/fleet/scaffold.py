@@ -5,11 +5,15 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedhen.config.settings import Config
 from fedhen.data import sources
+from fedhen.data.inputs import Inputs
 from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
@@ -39,8 +43,14 @@ def create_project(project: FleetProject, config: Config, nodes: Mapping[str, in
     page.write_text(text, encoding="utf-8")
     (project.path / DATA).mkdir()
     for name, shard in zip(node_names(nodes), shards, strict=True):
-        np.savez(project.path / DATA / f"{name}.npz", x=data.inputs(data.x[shard]).numpy(), y=data.y[shard].numpy())
-    np.savez(project.path / DATA / "test.npz", x=data.inputs(data.x_test).numpy(), y=data.y_test.numpy())
+        _save(project.path / DATA / f"{name}.npz", data.inputs(torch.from_numpy(shard)), data.y[shard])
+    _save(project.path / DATA / "test.npz", data.test_inputs(slice(None)), data.y_test)
+
+
+def _save(path: Path, inputs: Inputs, targets: Tensor) -> None:
+    if not isinstance(inputs, Tensor):
+        raise UserError("fleet init writes inputs of one tensor only: start from another recipe")
+    np.savez(path, x=inputs.numpy(), y=targets.numpy())
 
 
 def check_address(address: str) -> None:

@@ -91,8 +91,12 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
     tier_of = assign_tiers(config)
     omega = compute_omega(sample_counts(membership.members), tier_of, method.pools(tuple(config.tiers)))
     where = choose_device("auto")
-    family = app.resolve_family(config, data)
-    population = make_population(config, family, method, data.to(where), tier_of=tier_of, omega=omega)
+    task = app.resolve_task(config)
+    outputs = app.classes or task.count_outputs(data.y_test, data.classes)
+    family = app.resolve_family(config, data, outputs)
+    population = make_population(
+        config, family, method, data.to(where), tier_of=tier_of, omega=omega, task=task, outputs=outputs
+    )
 
     def engine(start: EngineParts) -> Engine:
         return Engine(

@@ -54,6 +54,13 @@ def reopen_run_folders(parent: Path, names: Sequence[str]) -> list[Path]:
     return folders
 
 
+def find_config(folder: Path) -> Path:
+    """Returns the path of a run's configuration. Raises UserError if the folder is not a run folder."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
+    return folder / CONFIG
+
+
 def refuse_fleet_run(folder: Path) -> None:
     """Raises UserError for a run of a real fleet: only its devices have the data and the state to continue it."""
     if (folder / FLEET).is_file():

@@ -13,7 +13,8 @@ from fedhen.config.validation import rename_settings
 from fedhen.errors import UserError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fileio.untrusted import PARSE_ERRORS
-from fedhen.runs.layout import CONFIG, ENVIRONMENT, MODEL_OWNERS, ROUNDS, SUMMARY, TIMING
+from fedhen.runs.folders import find_config
+from fedhen.runs.layout import ENVIRONMENT, MODEL_OWNERS, ROUNDS, SUMMARY, TIMING
 from fedhen.runs.records import Record, RoundRecord, Scores, Settings, Summary, Timing, parse_record
 
 
@@ -100,10 +101,9 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Reads a run folder as far as it is undamaged. Raises UserError if that is too little for a report."""
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} is not a run folder: it has no {CONFIG}")
+    path = find_config(folder)
     try:
-        config = rename_settings(untrusted.read_toml(folder / CONFIG))
+        config = rename_settings(untrusted.read_toml(path))
         summary, environment = (untrusted.read_json(folder / name) for name in (SUMMARY, ENVIRONMENT))
         blank = Run(folder, config, [], [], _parse_summary(summary), environment or {})
         if not blank.tiers:

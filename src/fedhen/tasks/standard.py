@@ -91,7 +91,9 @@ class Classification(Task):
         if not _is_whole(targets):
             return f"labels must be whole numbers, found {_name_of(targets.dtype)}: choose a task, as task='regression'"
         if targets.dim() != 1:
-            return f"labels must be one for each example, found shape {tuple(targets.shape)}: choose a task, as task=..."
+            return (
+                f"labels must be one for each example, found shape {tuple(targets.shape)}: choose a task, as task=..."
+            )
         if self.class_weights and len(self.class_weights) != classes:
             return f"task.class_weights has {len(self.class_weights)} weights, and there are {classes} classes"
         if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= classes):

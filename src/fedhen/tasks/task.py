@@ -74,7 +74,9 @@ class Task:
         for name in self.metrics:
             if isinstance(name, str) and name not in known:
                 raise unknown_name(f"metric of {self.name}", name, known)
-        found = read_metrics([known[each] if isinstance(each, str) else each for each in self.metrics or list(known)[:1]])
+        found = read_metrics(
+            [known[each] if isinstance(each, str) else each for each in self.metrics or list(known)[:1]]
+        )
         if not found:
             raise UserError(f"task {self.name or type(self).__name__!r} has no metrics: give it at least one")
         return found

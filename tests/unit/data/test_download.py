@@ -430,13 +430,13 @@ def test_fetch_then_check_then_fetch_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FEDHEN_DATA", str(tmp_path / "data"))
-    with pytest.raises(UserError, match="holds no data set: get one with `fedhen data fetch cifar10`"):
+    with pytest.raises(UserError, match="holds no data set: download one with `fedhen data fetch cifar10`"):
         fedhen("data", "check")
     with serving("break:9000", "good") as server:
         monkeypatch.setitem(PUBLISHED, "cifar10", replace(TINY, url=server.url))
         assert fedhen("data", "fetch", "cifar10") == 0
         shown = capsys.readouterr()
-        assert f"cifar10 lies in {tmp_path / 'data' / FOLDER}: 3 files, all verified\n" == shown.out
+        assert f"cifar10 is in {tmp_path / 'data' / FOLDER}: 3 files, all verified\n" == shown.out
         assert f"{ARCHIVE}  0.3 of 0.3 MB (100 %)" in shown.err.splitlines()
         assert files_in(tmp_path / "data") == UNPACKED, "the archive is not kept"
         assert fedhen("data", "fetch", "cifar10") == 0 and len(server.asked) == 2
@@ -445,7 +445,7 @@ def test_fetch_then_check_then_fetch_again(
         assert fedhen("data", "check", *folder) == 0
         assert capsys.readouterr().out.splitlines() == [f"cifar10   {name:18}verified" for name in CONTENTS]
     (tmp_path / "data" / FOLDER / "test_batch.bin").unlink()
-    remedy = f"files that are missing or wrong: 1; get them with `fedhen data fetch cifar10 --to {tmp_path / 'data'}`"
+    remedy = f"missing or wrong files: 1; download them with `fedhen data fetch cifar10 --to {tmp_path / 'data'}`"
     with pytest.raises(UserError, match=remedy):
         fedhen("data", "check")
     assert "cifar10   test_batch.bin    is missing" in capsys.readouterr().out

@@ -123,7 +123,7 @@ def test_a_constant_channel_is_shifted_but_not_divided_by_zero(tmp_path: Path) -
         save(tmp_path / part / "one" / "flat.png", np.full((3, 3), 7, np.uint8))
     data = read_own_data(tmp_path)
     assert data.normalisation is not None and data.normalisation.std == (1.0,)
-    assert data.inputs(data.x).tolist() == [[[[0.0] * 3] * 3]]
+    assert data.inputs(slice(None)).tolist() == [[[[0.0] * 3] * 3]]
 
 
 def test_an_image_of_another_size_is_named(folder: Path) -> None:

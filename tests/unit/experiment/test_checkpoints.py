@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, whole: P
         path = folder / "rounds.jsonl"
         last = '{"round": 6, "act' if damage == "no rounds" else '{"round": 6}\n'
         path.write_text("\n".join(path.read_text().splitlines()[:5]) + "\n" + last)
-    with pytest.warns(UserWarning, match="the checkpoint of round 6 cannot be used: .*; going on from round 4"):
+    with pytest.warns(UserWarning, match="the checkpoint of round 6 cannot be used: .*; continuing from round 4"):
         resumed(folder)
     assert same_run(whole, folder)
 
@@ -314,7 +314,7 @@ def test_pickles_and_monstrous_headers_are_not_read(tmp_path: Path) -> None:
         manifest = dict(checkpoint_files.open_checkpoint(place, 4).manifest)
         manifest.pop("check")
         manifest |= {"round": 6, "bytes": len(bad), "sha256": hashlib.sha256(bad).hexdigest()}
-        (place / "round-000006.json").write_bytes(checkpoint_files._rendered(manifest))
+        (place / "round-000006.json").write_bytes(checkpoint_files._render_manifest(manifest))
         with pytest.raises(DamagedCheckpoint):
             checkpoint_state.check_checkpoint(checkpoint_files.open_checkpoint(place, 6), again(folder).state())
 
@@ -325,7 +325,7 @@ def test_a_disk_that_cannot_be_written_does_not_end_the_run(whole: Path, tmp_pat
     experiment = again(whole)
     experiment.activate = lambda number, losses: [number, 9 - number]
     (folder / "checkpoints").write_text("in the way")
-    with pytest.warns(UserWarning, match=r"round \d could not be saved .*: the run goes on"):
+    with pytest.warns(UserWarning, match=r"round \d could not be saved .*: the run continues"):
         assert len(list(play_run(folder, experiment))) == 8
     rounds = [(f / "rounds.jsonl").read_bytes() for f in (folder, whole)]
     assert rounds[0] == rounds[1] and model_path(folder, "server", "simple").is_file()
@@ -359,7 +359,7 @@ def test_stopping_on_a_full_disk_reports_what_is_saved(whole: Path, tmp_path: Pa
                 place.rename(tmp_path / "away")
                 place.write_text("in the way")
                 stop.signal = signal.SIGINT
-    assert str(told.value).startswith("stopped after round 5, of which 4 are saved; go on with: fedhen resume ")
+    assert str(told.value).startswith("stopped after round 5, of which 4 are saved; resume with: fedhen resume ")
 
 
 def test_a_round_can_be_undone_at_any_point(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_a_round_can_be_undone_at_any_point(tmp_path: Path) -> None:
         return score(passes)
 
     experiment.engine = replace(experiment.engine, score=interrupted)
-    with pytest.raises(RunStopped, match="stopped after round 5; go on with"):
+    with pytest.raises(RunStopped, match="stopped after round 5; resume with"):
         list(play_run(tmp_path / "cut", experiment, stop=stop))
     assert checkpoint_files.list_rounds(tmp_path / "cut" / "checkpoints") == [5, 4]
     list(play_run(tmp_path / "cut", again(tmp_path / "whole"), RESUME))

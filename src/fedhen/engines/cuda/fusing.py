@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from fedhen.algorithm.failures import MAX_ERROR_LENGTH
+from fedhen.data.inputs import Inputs
 from fedhen.engines.cuda.convolutions import conv3x3, stem
 from fedhen.engines.cuda.norms import add_norm_relu, norm_relu
 from fedhen.engines.cuda.pooling import mix_pool
@@ -24,11 +25,13 @@ RELUS = (torch.relu, functional.relu, "relu")
 SUMS = (operator.add, torch.add)
 
 
-def fuse(module: nn.Module, sample: Tensor, tier: str) -> nn.Module:
+def fuse(module: nn.Module, sample: Inputs, tier: str) -> nn.Module:
     """Returns the module, over the same weights, rewritten to make fewer passes over memory.
 
     Returns the module itself, with a warning, if it cannot be rewritten or the new form differs on the sample.
     """
+    if not isinstance(sample, Tensor):
+        return module
     try:
         found = rewrite(module)
         if forms_agree(module, found, sample):

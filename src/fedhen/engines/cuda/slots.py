@@ -58,7 +58,7 @@ class Slot:
         """Batch size -> its step, ordered by last use."""
         module, learned = sequential.build_module(tier).train(), population.holdings[tier].learned
         plan = sequential.plan_batches(1, population.tier_of.index(tier))
-        sample = make_batch(population.data, plan, slice(0, 2), "none")
+        sample = self.make_batch(plan, slice(0, 2), "none")
         try:
             check_supported(module, population.objectives[tier], sample)
         except UnsupportedModule as reason:
@@ -74,7 +74,7 @@ class Slot:
         self.buffers = [b for _, b in module.named_buffers()]
         self.begin = torch.zeros(1, dtype=torch.int64, device=like.device)
         self.loss = torch.zeros((), dtype=torch.float64, device=like.device)
-        self.present = torch.ones(population.data.classes, dtype=torch.bool, device=like.device)
+        self.present = torch.ones(population.outputs, dtype=torch.bool, device=like.device)
         self.x, self.y = self.allocate_inputs(sample)
         # Raises here if the step cannot be captured, before a device is assigned.
         self.prepare(plan)
@@ -98,7 +98,14 @@ class Slot:
         bytes_each = x[0].numel() * x.element_size()
         number = min(largest * training.epochs, max(training.batch_size, MAX_INPUT_BYTES // bytes_each))
         shape = x.shape[1:] if x.dim() != 4 else (*x.shape[2:], x.shape[1])
-        return x.new_zeros((number, *shape)), y.new_zeros(number)
+        return x.new_zeros((number, *shape)), y.new_zeros((number, *y.shape[1:]))
+
+    def make_batch(self, plan: Visits, part: slice, augmentation: str) -> Batch:
+        """Returns a batch as the sequential engine makes it."""
+        x, y = make_batch(self.population.data, plan, part, augmentation)
+        if not isinstance(x, Tensor):
+            raise CannotCapture("its inputs are several tensors")
+        return x, y
 
     def prepare(self, plan: Visits) -> None:
         """Captures the steps of a plan's batch sizes. Drops the graphs that were used longest ago."""
@@ -224,7 +231,7 @@ class Slot:
 
     def load_inputs(self, plan: Visits, part: slice) -> None:
         """Prepares the inputs of these visits, as the sequential engine does."""
-        x, y = make_batch(self.population.data, plan, part, self.population.config.data.augmentation)
+        x, y = self.make_batch(plan, part, self.population.config.data.augmentation)
         self.x[: len(y)].copy_(x.permute(0, 2, 3, 1) if x.dim() == 4 else x)
         self.y[: len(y)].copy_(y)
         self.begin.zero_()
