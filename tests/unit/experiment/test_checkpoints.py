@@ -1,4 +1,4 @@
-"""Checkpoints in one process: what is in them, what is refused, and what goes on from them."""
+"""Checkpoints in one process: what is in them, what is refused, and what is resumed from them."""
 
 from __future__ import annotations
 
