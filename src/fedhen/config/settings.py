@@ -280,7 +280,9 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     fleet: FleetConfig = field(default_factory=FleetConfig)
     targets: dict[str, tuple[float, ...]] = setting(
-        {}, "target accuracies of each tier in percent, for reports; by default they follow the paper's rule"
+        {},
+        "targets of each tier for reports, of the primary metric: shares like accuracy in percent; by default they "
+        "follow the paper's rule",
     )
 
     def __post_init__(self) -> None:
@@ -301,7 +303,7 @@ class Config:
         for tier in self.targets:
             if tier not in self.tiers:
                 raise unknown_name("tier in targets", tier, self.tiers)
-            if not all(0 < target <= 100 for target in self.targets[tier]):
+            if self.task.name == "classification" and not all(0 < target <= 100 for target in self.targets[tier]):
                 raise UserError(f"targets.{tier} must be percents, above 0 and at most 100")
         if 0 in self.tier_sizes().values():
             raise UserError(f"devices.number={self.devices.number} leaves a tier without a device: raise it")

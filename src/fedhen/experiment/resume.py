@@ -22,6 +22,7 @@ from fedhen.fileio.locks import lock_folder
 from fedhen.runs.layout import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING
 from fedhen.runs.reader import read_run
 from fedhen.runs.writer import RunWriter, read_whole_lines
+from fedhen.tasks.registry import describe_metrics
 
 FREE = (
     *("rounds", "runtime.workers", "runtime.storage", "runtime.storage_dir", "checkpoint.minutes", "checkpoint.rounds"),
@@ -186,6 +187,7 @@ class RunStart:
         described = provenance.describe_environment(
             self.experiment.population.data.device, self.experiment.config.runtime, self.experiment.ranks
         )
+        described["metrics"] = describe_metrics(self.experiment.population.task)
         if played:
             described = {**described, "resumed": [*self._read_resumptions(), {"after": played}]}
         timed = len(read_whole_lines(self.folder / TIMING, played))

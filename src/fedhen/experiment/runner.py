@@ -18,7 +18,10 @@ from fedhen.fileio.background import BackgroundTask
 from fedhen.interrupts import RoundAbandoned, RunStopped, StopRequest
 from fedhen.models.model_files import save_models
 from fedhen.runs.layout import resume_command
+from fedhen.runs.records import RoundRecord, parse_record
 from fedhen.runs.writer import RunWriter, explain_write_errors, write_device_errors
+from fedhen.tasks import Metric
+from fedhen.tasks.registry import describe_metrics
 
 
 def play_run(
@@ -178,11 +181,13 @@ class RunKeeper:
 
 
 def make_summary(experiment: Experiment, records: list[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
-    """Returns the summary of a run: its settings, final and best accuracies, and totals."""
-    config, scored = experiment.config, [r["accuracy"] for r in records if "accuracy" in r]
-    # The server of a real fleet may have no test data.
+    """Returns the summary of a run: its settings, the final and best values of its primary metric, and totals."""
+    config, metric = experiment.config, experiment.population.task.scores[0]
+    found = (parse_record(RoundRecord, record).values(metric.name) for record in records)
+    # There may be no test data.
+    scored = [values for values in found if values]
     final = scored[-1] if scored else {}
-    best = {kind: {tier: max(s[kind][tier] for s in scored) for tier in tiers} for kind, tiers in final.items()}
+    best = {kind: {t: _find_best(metric, [s[kind][t] for s in scored]) for t in tiers} for kind, tiers in final.items()}
     late = sum(len(r.get("late", ())) for r in records)
     return {
         "recipe": config.recipe,
@@ -190,6 +195,7 @@ def make_summary(experiment: Experiment, records: list[Mapping[str, Any]], secon
         "seed": config.seed,
         "rounds": config.rounds,
         "parameters": experiment.parameters(),
+        "metrics": describe_metrics(experiment.population.task),
         **({"final": final, "best": best} if scored else {}),
         "dropped": sum(len(r["dropped"]) for r in records),
         "failed": sum(len(r.get("failed", ())) for r in records),
@@ -197,3 +203,8 @@ def make_summary(experiment: Experiment, records: list[Mapping[str, Any]], secon
         "bytes": sum(n for r in records for way in r["bytes"].values() for n in way.values()),
         "seconds": round(seconds, 3),
     }
+
+
+def _find_best(metric: Metric, values: list[float | None]) -> float | None:
+    finite = [value for value in values if value is not None]
+    return (max if metric.higher_is_better else min)(finite) if finite else None

@@ -15,7 +15,16 @@ from fedhen.fileio import untrusted
 from fedhen.fileio.untrusted import PARSE_ERRORS
 from fedhen.runs.folders import find_config
 from fedhen.runs.layout import ENVIRONMENT, MODEL_OWNERS, ROUNDS, SUMMARY, TIMING
-from fedhen.runs.records import Record, RoundRecord, Scores, Settings, Summary, Timing, parse_record
+from fedhen.runs.records import (
+    ACCURACY,
+    MetricInfo,
+    Record,
+    RoundRecord,
+    Settings,
+    Summary,
+    Timing,
+    parse_record,
+)
 
 
 @dataclass(frozen=True)
@@ -85,11 +94,29 @@ class Run:
         """Whose models are scored, the reported ones first."""
         return MODEL_OWNERS if self.settings.evaluation.devices else MODEL_OWNERS[1:]
 
-    def curve(self, tier: str, owner: str = "devices") -> list[tuple[int, float]]:
-        """Returns (round, accuracy) for every evaluated round; empty if the run lacks the tier or the owner."""
+    @cached_property
+    def metrics(self) -> tuple[MetricInfo, ...]:
+        """The metrics that are recorded, the primary one first."""
+        if self.summary is not None and self.summary.metrics:
+            return tuple(self.summary.metrics)
+        listed = self.environment.get("metrics")
+        return tuple(parse_record(MetricInfo, each) for each in listed) if listed else (ACCURACY,)
+
+    @property
+    def metric(self) -> MetricInfo:
+        """The primary metric."""
+        return self.metrics[0]
+
+    def curve(self, tier: str, owner: str = "devices", metric: str = "") -> list[tuple[int, float]]:
+        """Returns (round, value) of a metric, by default the primary one, for every evaluated round.
+
+        It is empty if the run lacks the tier or the owner, and leaves out values that are not finite.
+        """
         if tier not in self.tiers or owner not in self.owners:
             return []
-        return [(record.round, record.accuracy[owner][tier]) for record in self.rounds if record.accuracy]
+        each = ((record.round, record.values(metric or self.metric.name)) for record in self.rounds)
+        found = [(number, values[owner][tier]) for number, values in each if values]
+        return [(number, value) for number, value in found if value is not None]
 
     @cached_property
     def bytes_sent(self) -> dict[int, dict[str, int]]:
@@ -106,6 +133,7 @@ def read_run(folder: Path) -> Run:
         config = rename_settings(untrusted.read_toml(path))
         summary, environment = (untrusted.read_json(folder / name) for name in (SUMMARY, ENVIRONMENT))
         blank = Run(folder, config, [], [], _parse_summary(summary), environment or {})
+        _ = blank.metrics
         if not blank.tiers:
             raise ValueError("there are no tiers")
         rounds, torn = _read_lines(folder / ROUNDS, partial(_parse_round, blank))
@@ -136,7 +164,8 @@ def _parse_round(run: Run, values: Mapping[str, Any], line: int) -> RoundRecord:
     if record.round != line:
         raise ValueError(f"round {record.round} where {line} should be")
     _check_scores(run, record.accuracy)
-    _check_scores(run, record.ensemble)
+    for scores in (record.ensemble, *record.metrics.values()):
+        _check_scores(run, scores)
     return record
 
 
@@ -144,6 +173,6 @@ def _parse_summary(values: Mapping[str, Any] | None) -> Summary | None:
     return None if values is None else parse_record(Summary, values)
 
 
-def _check_scores(run: Run, scores: Scores) -> None:
+def _check_scores(run: Run, scores: Mapping[str, Mapping[str, object]]) -> None:
     """Raises KeyError unless there are none or one for every owner and tier."""
     _ = scores and [scores[owner][tier] for owner in run.owners for tier in run.tiers]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -11,10 +11,11 @@ from fedhen.fileio.untrusted import MOST, check_int, check_mapping, check_number
 
 Positive = Annotated[int, 1, MOST]
 NonNegative = Annotated[float, 0, MOST]
-Percent = Annotated[float, 0, 100]
 Share = Annotated[float, 0, 1]
 Scores = dict[str, dict[str, Share]]
 """Owner ("devices" or "server") -> tier -> accuracy."""
+Values = dict[str, dict[str, float | None]]
+"""Owner ("devices" or "server") -> tier -> a metric; None if it is not finite."""
 
 Record = TypeVar("Record")
 
@@ -35,16 +36,56 @@ class RoundRecord:
     """Direction ("down" or "up") -> tier -> bytes."""
     accuracy: Scores = field(default_factory=dict)
     """Empty if the round was not evaluated."""
-    ensemble: Scores = field(default_factory=dict)
-    """Accuracy of all exits together; empty if it was not asked for."""
+    ensemble: Values = field(default_factory=dict)
+    """The primary metric of all exits together; empty if it was not asked for."""
+    metrics: dict[str, Values] = field(default_factory=dict)
+    """Metric -> its values, for all metrics but accuracy."""
     distance: dict[str, float] | None = None
     """Tier -> distance between its server model and the deepest tier's."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as it is written, without the keys that it leaves out."""
-        absent = [name for name in ("failed", "late", "accuracy", "ensemble") if not getattr(self, name)]
+        absent = [name for name in ("failed", "late", "accuracy", "ensemble", "metrics") if not getattr(self, name)]
         absent += ["distance"] * (self.distance is None)
         return {name: value for name, value in asdict(self).items() if name not in absent}
+
+    def values(self, metric: str) -> Values:
+        """Returns the values of a metric; empty if it was not recorded in this round."""
+        found: Values = {owner: dict(tiers) for owner, tiers in self.accuracy.items()}
+        return found if metric == ACCURACY.name else self.metrics.get(metric, {})
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """What reports know of a metric."""
+
+    name: str
+    unit: str = ""
+    """"%" for a share between 0 and 1, which is shown in percent; else the unit to show, or none."""
+    direction: str = "higher"
+    """"higher" or "lower": which values are better."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.direction != "lower"
+
+    def scale(self, value: float) -> float:
+        """Returns the value in its unit, without binary rounding errors: a share of 0.844 is 84.4 %."""
+        return round(100 * value, 6) if self.unit == "%" else value
+
+    def best(self, values: Iterable[float]) -> float:
+        return max(values) if self.higher_is_better else min(values)
+
+    def format(self, value: float | None) -> str:
+        """Returns a value as text with its unit; `value` is as recorded."""
+        if value is None:
+            return "not finite"
+        shown = f"{self.scale(value):.1f}" if self.unit == "%" else f"{value:.4g}"
+        return f"{shown} {self.unit}".strip()
+
+
+ACCURACY = MetricInfo("accuracy", "%")
+"""The primary metric of runs that do not name one."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +111,10 @@ class Summary:
 
     parameters: dict[str, int]
     """Tier -> number of parameters."""
-    final: Scores = field(default_factory=dict)
-    """Empty if the run was never evaluated."""
+    final: Values = field(default_factory=dict)
+    """The primary metric of the last evaluated round; empty if the run was never evaluated."""
+    metrics: list[MetricInfo] = field(default_factory=list)
+    """The metrics, the primary one first; empty in runs that record accuracy alone, from before there were others."""
     dropped: int = 0
     failed: int = 0
     late: int = 0
@@ -112,7 +155,7 @@ class Settings:
     evaluation: EvaluationSettings = EvaluationSettings()
     local: LocalSettings = LocalSettings()
     data: DataSettings = DataSettings()
-    targets: dict[str, list[Percent]] = field(default_factory=dict)
+    targets: dict[str, list[float]] = field(default_factory=dict)
 
 
 def parse_record(cls: type[Record], values: Any) -> Record:

@@ -40,6 +40,11 @@ def make_task(config: TaskConfig) -> Task:
     return TASKS[config.name](config.metrics, **{name: getattr(config, name) for name in used})
 
 
+def describe_metrics(task: Task) -> list[dict[str, str]]:
+    """Returns name, unit and direction of each metric, the primary one first."""
+    return [{"name": m.name, "unit": m.unit, "direction": m.direction} for m in task.scores]
+
+
 def describe_task(task: Task) -> dict[str, Any]:
     """Returns the settings that name a task. One that the configuration cannot describe has the name `python`."""
     ours = type(task) is TASKS.get(task.name) and all(isinstance(metric, str) for metric in task.metrics)

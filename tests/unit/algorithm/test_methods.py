@@ -273,9 +273,7 @@ def test_the_ensemble_is_the_mean_prediction_of_the_exits() -> None:
             module = run.population.family.build(tier).eval()
             module.load_state_dict(weights)
             with torch.no_grad():
-                mean = torch.stack(
-                    [z.softmax(1) for z in module(run.population.data.test_inputs(slice(None)))]
-                ).mean(0)
+                mean = torch.stack([z.softmax(1) for z in module(run.population.data.test_inputs(slice(None)))]).mean(0)
             right = (mean.argmax(1) == run.population.data.y_test).double().mean().item()
             assert records[-1]["ensemble"][kind][tier] == pytest.approx(right)
     assert "ensemble" not in played("fedhen")[0][-1]
