@@ -72,7 +72,10 @@ class Trained:
         if tier not in held:
             raise unknown_name("tier", tier, held)
         return build_ready_module(
-            family, tier, self.experiment.reported[_check_kind(kind, self.experiment.config)][tier], held[tier].exits
+            family,
+            tier,
+            self.experiment.complete_models()[_check_kind(kind, self.experiment.config)][tier],
+            held[tier].exits,
         )
 
 

@@ -134,21 +134,21 @@ def nothing() -> tuple[list[list[float]], list[int]]:
             lambda: fedhen.arrays(*blobs(), *blobs(1), classes=2),
             "training data: label 2 is out of range, labels must be 0 to 1",
         ),
-        (lambda: fedhen.arrays([[1.0]], [-1], [[1.0]], [0]), "label -1 is out of range"),
+        (lambda: fedhen.arrays([[1.0]], [-1], [[1.0]], [0]), "training data: label -1 is out of range, labels must be 0 to 0"),
         (lambda: fedhen.arrays([[1.0]], [0.5], [[1.0]], [0]), "labels must be whole numbers, found float"),
-        (lambda: fedhen.arrays([[1.0]], [0, 1], [[1.0]], [0]), "training data: 1 inputs need as many labels"),
+        (lambda: fedhen.arrays([[1.0]], [0, 1], [[1.0]], [0]), "training data: 1 inputs need as many targets"),
         (
             lambda: fedhen.arrays([[1.0]], [0], [[1.0, 2.0]], [0]),
             r"training inputs have shape \(1,\), test inputs \(2,\)",
         ),
         (lambda: fedhen.per_device([blobs(), nothing()], *blobs(1)), "device 1 has no data"),
         (lambda: fedhen.per_device([], *blobs(1)), "there are no devices"),
-        (lambda: fedhen.per_device([([[1.0]], [0, 1])], *blobs(1)), "device 0 has 1 inputs and 2 labels"),
+        (lambda: fedhen.per_device([([[1.0]], [0, 1])], *blobs(1)), "device 0 has 1 inputs and 2 targets"),
     ],
 )
 def test_bad_data_is_refused_before_training(make: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        make()  # type: ignore[operator]
+        fedhen.train(transformers(), make(), devices={"number": 2, "active": 1})  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

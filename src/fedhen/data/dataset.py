@@ -14,13 +14,13 @@ from fedhen.data.inputs import (
     Inputs,
     concatenate,
     count_examples,
-    describe,
     have_same_form,
     list_tensors,
     map_tensors,
     read_inputs,
     read_tensor,
     shape_of,
+    shapes_of,
     take,
 )
 from fedhen.errors import UserError
@@ -73,7 +73,7 @@ class Data:
             raise UserError("training data: it has no examples")
         if not have_same_form(self.x, self.x_test):
             raise UserError(
-                f"training inputs have {describe(self.x)}, test inputs {describe(self.x_test)}: they must agree"
+                f"training inputs have shape {shapes_of(self.x)}, test inputs {shapes_of(self.x_test)}: they must agree"
             )
         if self.y.shape[1:] != self.y_test.shape[1:]:
             raise UserError(
@@ -170,8 +170,8 @@ def per_device(
         raise UserError("there are no devices: give at least one (x, y)")
     for device, (x, *_) in enumerate(parts):
         if not have_same_form(x, parts[0][0]):
-            here, there = describe(x), describe(parts[0][0])
-            raise UserError(f"device {device} has inputs of {here}, device 0 of {there}: they must agree")
+            here, there = shapes_of(x), shapes_of(parts[0][0])
+            raise UserError(f"device {device} has inputs of shape {here}, device 0 of shape {there}: they must agree")
     ends = np.cumsum([len(y) for _, y, *_ in parts])
     shards = [np.arange(end - len(y), end, dtype=np.int64) for end, (_, y, *_) in zip(ends, parts, strict=True)]
     tests = [part[2:] for part in parts if len(part) == 4]

@@ -53,6 +53,13 @@ def shape_of(inputs: Inputs) -> tuple[int, ...]:
     return tuple(list_tensors(inputs)[0].shape[1:])
 
 
+def shapes_of(inputs: Inputs) -> Any:
+    """Returns the shape of one input, or of each of several, by name or in order."""
+    if isinstance(inputs, Mapping):
+        return {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()}
+    return shape_of(inputs) if isinstance(inputs, Tensor) else [tuple(tensor.shape[1:]) for tensor in inputs]
+
+
 def describe(inputs: Inputs) -> str:
     """Returns names, shapes and types of one example in words."""
 
@@ -67,11 +74,8 @@ def describe(inputs: Inputs) -> str:
 
 def have_same_form(a: Inputs, b: Inputs) -> bool:
     """Returns whether inputs have the same names and, example by example, the same shapes."""
-    if isinstance(a, Mapping) != isinstance(b, Mapping) or isinstance(a, Tensor) != isinstance(b, Tensor):
-        return False
-    if isinstance(a, Mapping) and isinstance(b, Mapping) and list(a) != list(b):
-        return False
-    return [t.shape[1:] for t in list_tensors(a)] == [t.shape[1:] for t in list_tensors(b)]
+    one, other = shapes_of(a), shapes_of(b)
+    return bool(one == other) and (not isinstance(one, dict) or list(one) == list(other))
 
 
 def concatenate(parts: Sequence[Inputs]) -> Inputs:

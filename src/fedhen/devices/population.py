@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,7 +18,7 @@ from fedhen.data.dataset import Data
 from fedhen.errors import UserError, unknown_name
 from fedhen.hardware.precision import Precision, choose_precision
 from fedhen.models.family import Family
-from fedhen.params import Weights, numel
+from fedhen.params import TierModels, Weights, numel
 from fedhen.tasks import Classification, Task
 from fedhen.tasks.registry import make_task
 
@@ -43,6 +43,8 @@ class Population:
     omega: Sequence[float]
     """Each device's share of its pool's data; 1 if all have the same."""
     precision: Precision
+    fixed: TierModels = field(default_factory=dict)
+    """Tier -> the weights that no device trains. They are loaded when a module is built."""
     outputs: int = 0
     """The number of outputs of a model of a named family; in classification, of classes."""
     first: int = 0

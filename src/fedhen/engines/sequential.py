@@ -170,4 +170,5 @@ class SequentialDevices:
         population, data = self.population, self.population.data
         with seeds.randomness(population.config.seed, "initial weights"):
             module = population.family.build(tier).to(data.device)
+        load_weights(module, population.fixed.get(tier, {}))
         return apply_image_layout(module, data.sample()[0], population.precision, population.config.training.batch_size)

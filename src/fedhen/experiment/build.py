@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from zlib import crc32
@@ -18,7 +19,7 @@ from fedhen.data.dataset import Data
 from fedhen.data.inputs import list_tensors
 from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
-from fedhen.devices.population import Population, assign_tiers, compute_omega, make_population
+from fedhen.devices.population import Population, assign_tiers, check_task, compute_omega, make_population
 from fedhen.devices.state_store import make_stores
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.engines.engine import Engine, EngineParts, choose_engine, make_scoring_module
@@ -78,11 +79,12 @@ def build_population(
     config: Config, method: Method, data: Data, family: Family | None = None, task: Task | None = None
 ) -> Population:
     """Deals the data to the devices, builds the model family, and checks that all of it fits together."""
+    task = task or make_task(config.task)
+    check_task(task, data, config)
     if data.shards and len(data.shards) != config.devices.number:
         raise UserError(f"devices.number={config.devices.number}, but data is given for {len(data.shards)} devices")
     if not data.shards:
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
-    task = task or make_task(config.task)
     outputs = task.count_outputs(torch.cat([data.y, data.y_test]), data.classes)
     family = family or make_family(config, data.shape, outputs)
     tier_of = assign_tiers(config)
@@ -102,8 +104,10 @@ def start_experiment(
     where, sizes = data.device, config.tier_sizes()
     initial = {name: tensor.to(where) for name, tensor in population.family.initial(config.seed).items()}
     server = {tier: select(initial, holding.shapes) for tier, holding in population.holdings.items()}
+    fixed = {tier: select(initial, holding.fixed) for tier, holding in population.holdings.items()}
+    population = replace(population, fixed=fixed)
     mean = make_empty_memories(server, population)
-    check_ranks_agree(config, data, server, ranks)
+    check_ranks_agree(config, data, {**server, **{f"fixed {tier}": w for tier, w in fixed.items()}}, ranks)
     kept = [server, mean] if config.evaluation.devices else [mean]
     needed = sum(sizes[tier] * count_bytes(models[tier]) for models in kept for tier in sizes)
     make_store = make_stores(config.runtime, where, needed)

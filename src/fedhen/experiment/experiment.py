@@ -43,6 +43,8 @@ class Experiment:
     played: int = 0
     """The number of the last complete round."""
     ranks: Ranks = ALONE
+    reached: set[int] = field(default_factory=set)
+    """The devices that were active in earlier rounds, and so have the weights that no device trains."""
     reported: dict[str, TierModels] = field(default_factory=dict)
     """The models of the last evaluated round."""
 
@@ -83,6 +85,7 @@ class Experiment:
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
             step = Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()}, done.failed)
             self.played = done.number
+            self.reached.update(done.active)
             # Frees the updates of this round before the next round allocates as many.
             del done
             yield step
@@ -106,6 +109,11 @@ class Experiment:
         """Returns the models that are scored and saved: the server's and, if it is kept, the all-devices average."""
         return {"server": self.server, **self.last_models.models()}
 
+    def complete_models(self) -> dict[str, TierModels]:
+        """Returns the models of the last evaluated round, with the weights that no device trains."""
+        fixed = self.population.fixed
+        return {owner: {t: {**fixed[t], **w} for t, w in models.items()} for owner, models in self.reported.items()}
+
     def record(self, done: Round) -> dict[str, Any]:
         """Returns the record of a round. It contains only what the seed determines."""
         tier_of, copies = self.population.tier_of, self.population.local.copies
@@ -118,6 +126,8 @@ class Experiment:
             {tier: sum(tier_of[device] == tier for device in devices) * each[tier] for tier in done.server}
             for devices in (done.active, set(done.active) - {*done.failed, *done.late})
         )
+        for device in set(done.active) - self.reached:
+            down[tier_of[device]] += count_bytes(self.population.fixed[tier_of[device]])
         return {
             "round": done.number,
             "active": done.active,
@@ -162,7 +172,9 @@ class Experiment:
     @cached_property
     def digests(self) -> dict[str, str]:
         """Checksums of data and initial models. Must be read before the first round is played."""
-        return compute_digests(self.config, self.population.data, self.server)
+        fixed = self.population.fixed
+        initial = {tier: {**weights, **fixed[tier]} for tier, weights in self.server.items()}
+        return compute_digests(self.config, self.population.data, initial)
 
     def about_models(self) -> dict[str, dict[str, Any]]:
         """Returns tier -> the metadata of its model file."""
@@ -171,7 +183,8 @@ class Experiment:
 
     def parameters(self) -> dict[str, int]:
         """Returns tier -> the number of parameters of its model."""
-        return {tier: count_elements(weights) for tier, weights in self.server.items()}
+        fixed = self.population.fixed
+        return {tier: count_elements(weights) + count_elements(fixed[tier]) for tier, weights in self.server.items()}
 
 
 @dataclass(frozen=True)

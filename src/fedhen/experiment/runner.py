@@ -37,6 +37,7 @@ def play_run(
         if plan["finished"]:
             return
         if plan["saved"] is not None:
+            experiment.reached = {device for record in beginning.records for device in record["active"]}
             experiment.restore(checkpoint_state.restore_state(beginning.saved, plan["saved"], experiment.state()))
         keeper = RunKeeper(folder, experiment, beginning, held.enter_context(BackgroundTask()))
         if not ranks.rank:
@@ -175,7 +176,7 @@ class RunKeeper:
         if self.recorder is not None:
             # The checkpoint first: if it does not fit the disk, it is removed, and the models get its space.
             self.background.end()
-            save_models(self.folder, self.experiment.reported, self.experiment.about_models())
+            save_models(self.folder, self.experiment.complete_models(), self.experiment.about_models())
             self.recorder.finish(make_summary(self.experiment, self.records, time.perf_counter() - self.began))
             checkpoint_files.keep_newest(self.folder / checkpoint_files.FOLDER, 1)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ class Family:
         nested: Tier -> the tiers nested in it, itself last. By default each tier contains all tiers before it.
         supernet: A function that returns a module with the weights of all tiers. By default the last tier has them.
         outputs: Names of the weights whose rows are the classes; `server.rows_by_class` needs them.
+        start: Weights to start from, by name. By default, and where it lacks a name, modules start as they are built.
 
     Example:
         A network with one early exit. The simple tier is its body and the early exit::
@@ -55,6 +57,7 @@ class Family:
     nested: Mapping[str, tuple[str, ...]] | None = None
     supernet: Build | None = None
     outputs: frozenset[str] = frozenset()
+    start: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -80,7 +83,24 @@ class Family:
     def initial(self, seed: int) -> Weights:
         """Returns the initial weights, of which every tier and every method takes its part."""
         with seeds.randomness(seed, "initial weights"):
-            return weights_of(self.whole())
+            built = weights_of(self.whole())
+        return {name: self.start[name].to(w.dtype) if name in self.start else w for name, w in built.items()}
+
+    def start_from(self, weights: Mapping[str, Tensor]) -> Family:
+        """Returns the family with these weights to start from: all, or some. Warns of those that are missing."""
+        with seeds.randomness(0, "initial weights"):
+            expected = shapes_of(weights_of(self.whole()))
+        for name, tensor in weights.items():
+            if name not in expected:
+                raise unknown_name("weight in initial", name, expected)
+            if tuple(tensor.shape) != expected[name]:
+                raise UserError(
+                    f"initial: weight {name!r} has shape {tuple(tensor.shape)}, and the model's has {expected[name]}"
+                )
+        if missing := [name for name in expected if name not in weights]:
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            warnings.warn(f"not in initial, so they start as built: {', '.join(missing[:5])}{more}", stacklevel=2)
+        return replace(self, start={name: tensor.detach().cpu() for name, tensor in weights.items()})
 
     def check(self, sample: Inputs, check_output: Callable[[Tensor], str]) -> None:
         """Checks Assumption 1 and the modules' contract on a batch of inputs. Raises a UserError if one is violated.
@@ -120,8 +140,11 @@ def weights_of(module: nn.Module) -> Weights:
 def find_reached_weights(module: nn.Module, outputs: Sequence[Tensor]) -> list[set[str]]:
     """Returns, for each output of the module, the names of the weights that it depends on."""
     parameters = {n: p for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
-    names = []
+    names: list[set[str]] = []
     for output in outputs:
+        if not output.requires_grad:
+            names.append(set())
+            continue
         gradients = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True, retain_graph=True)
         names.append({name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None})
     return names

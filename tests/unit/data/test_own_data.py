@@ -244,7 +244,7 @@ def test_many_images_are_counted_in_pieces(tmp_path: Path) -> None:
         ({"x_train": np.full((6, 4, 5), np.nan)}, "x_train holds numbers that are not finite"),
         ({"x_test": np.zeros((3, 4, 5))}, "x_train and x_test have two types"),
         ({"x_test": pixels(3, 5, 4)}, "training inputs have shape (1, 4, 5), test inputs (1, 5, 4)"),
-        ({"y_train": np.arange(5) % 3}, "6 inputs need as many labels"),
+        ({"y_train": np.arange(5) % 3}, "6 inputs need as many targets"),
         (
             {"y_train": np.zeros((6, 1), int)},
             "y_train must be whole numbers of shape (n,), found int64 of shape (6, 1)",
@@ -253,7 +253,7 @@ def test_many_images_are_counted_in_pieces(tmp_path: Path) -> None:
         ({"y_train": np.array([1, 2, 3, 1, 2, 3])}, "y_train has 3 classes, so they must be 0 to 2, found 3"),
         ({"y_train": np.array([-1, 0, 1, 0, 1, 0])}, "y_train has 3 classes, so they must be 0 to 2, found -1"),
         ({"y_train": np.array([0, 1, 0, 1, 0, 1])}, "class 2 appears in y_test but not in y_train"),
-        ({"x_train": pixels(0, 4, 5), "y_train": np.zeros(0, int), "y_test": np.zeros(0, int)}, "no examples"),
+        ({"x_train": pixels(0, 4, 5), "y_train": np.zeros(0, int), "y_test": np.zeros(0, int)}, "need as many targets"),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Any], says: str) -> None:

@@ -164,7 +164,7 @@ class OneTensor(Net):
         (
             lambda: OneTensor(),
             lambda: Net(exits=2),
-            "tier 'simple' must return a list of 1 logits .* it returned Tensor",
+            "tier 'simple' must return a list of 1 logits, .* it returned Tensor",
         ),
     ],
 )
