@@ -25,6 +25,7 @@ from fedhen.reports.paper.report import PAPER_RUNS, write_paper
 from fedhen.reports.paper.selection import select_runs
 from fedhen.reports.paper.values import METHODS
 from fedhen.runs.reader import Run, read_run
+from support.marks import first_is_quick
 from support.pages import Checker
 from support.paper_runs import cells, federated, from_the_paper, make_all_runs, one_place, tables
 from support.report_fixtures import write_folder
@@ -39,6 +40,7 @@ def drawn(runs: Sequence[Run]) -> list[tuple[PaperFigure, Figure]]:
     return [(each, each.draw(each.rows)) for each in make_figures(select_runs(runs), "devices")]
 
 
+@pytest.mark.slow
 def test_figures_are_arranged_as_in_the_paper(all_runs: list[Run]) -> None:
     titles = [[axis.get_title() for axis in figure.axes] for _, figure in drawn(all_runs)]
     assert titles == [
@@ -48,6 +50,7 @@ def test_figures_are_arranged_as_in_the_paper(all_runs: list[Run]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_curves_targets_and_references_are_drawn_where_they_belong(all_runs: list[Run]) -> None:
     (_, figure), *_ = drawn(all_runs)
     simple = figure.axes[0]
@@ -82,7 +85,7 @@ def test_figures_say_what_has_not_been_run() -> None:
     assert "all data 93.0 (paper)" in said(complex_)
 
 
-@pytest.mark.parametrize("seeds", [0, 1, 2])
+@pytest.mark.parametrize("seeds", first_is_quick([2, 1, 0]))
 def test_nothing_is_cut_off_or_too_small_to_print(seeds: int) -> None:
     """At 5 inches and 100 dots an inch, whole and panel by panel: all text inside the image, none below 6 points."""
     runs = [from_the_paper(*place, seed, seed) for place in PAPER_RUNS[:3] for seed in range(seeds)]
@@ -105,6 +108,7 @@ def test_nothing_is_cut_off_or_too_small_to_print(seeds: int) -> None:
                 assert upper.y0 >= lower.y1
 
 
+@pytest.mark.slow
 def test_all_files_are_written(all_runs: list[Run], tmp_path: Path) -> None:
     report = write_paper(all_runs, tmp_path / "new" / "folder")
     names = ["paper.html", "paper.md", "paper.tex"]
@@ -119,6 +123,7 @@ def test_all_files_are_written(all_runs: list[Run], tmp_path: Path) -> None:
     assert max(map(len, report.text.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     runs = [from_the_paper("cifar10-iid", "fedhen")]
     first, second = (write_paper(runs, tmp_path / name) for name in ("one", "two"))
@@ -126,11 +131,13 @@ def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
         assert one.read_bytes() == two.read_bytes(), one.name
 
 
+@pytest.mark.slow
 def test_the_terminal_text_of_several_seeds_fits_in_100_columns(tmp_path: Path) -> None:
     runs = [from_the_paper(*place, seed, -20 * seed) for place in PAPER_RUNS for seed in range(3)]
     assert max(map(len, write_paper(runs, tmp_path).text.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed_and_needs_nothing_else(all_runs: list[Run], tmp_path: Path) -> None:
     write_paper(all_runs, tmp_path)
     page = Checker((tmp_path / "paper.html").read_text(encoding="utf-8"))
@@ -143,7 +150,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else(all_runs: list[Run], tmp
     assert "1000 (1000)" in page.text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("complete", first_is_quick([False, True]))
 def test_latex_is_balanced_and_its_rows_are_full(all_runs: list[Run], tmp_path: Path, complete: bool) -> None:
     write_paper(all_runs if complete else all_runs[:1], tmp_path)
     source = (tmp_path / "paper.tex").read_text(encoding="utf-8")
@@ -182,6 +189,7 @@ def test_the_servers_models_are_reported_on_request(tmp_path: Path) -> None:
         write_paper([run], tmp_path, owner="servers")
 
 
+@pytest.mark.slow
 def test_names_from_files_cannot_inject_markup(tmp_path: Path) -> None:
     evil = '<script>alert("1")</script>'
     run = replace(from_the_paper("cifar10-iid", "fedhen"), folder=Path(evil.replace("/", "")), summary=None)
@@ -192,6 +200,7 @@ def test_names_from_files_cannot_inject_markup(tmp_path: Path) -> None:
     assert evil in page.text
 
 
+@pytest.mark.slow
 def test_from_a_folder_from_no_runs_and_into_a_path_that_is_a_file(tmp_path: Path) -> None:
     folder = write_folder(from_the_paper("cifar10-iid", "fedhen"), tmp_path / "runs" / "fedhen")
     config = replace(load_recipe("cifar10-iid"), method="fedhen")

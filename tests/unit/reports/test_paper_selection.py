@@ -6,6 +6,8 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from fedhen.config.recipes import load_recipe, make_centralised
 from fedhen.config.toml import to_toml
 from fedhen.reports.paper.report import CENTRALISED, PAPER_RUNS, has_finished_run
@@ -58,6 +60,7 @@ def test_a_finished_run_is_the_one_that_is_asked_for_only_if_its_settings_and_se
     assert any("changes its recipe, training.lr_warmup = 0" in text for text in select_runs([reference]).warnings)
 
 
+@pytest.mark.slow
 def test_the_runs_under_results_are_those_that_the_command_would_make() -> None:
     """`fedhen paper --run --runs results` runs only what is missing there."""
     folders = [path.parent for path in (Path(__file__).parents[3] / "results").glob("*/config.toml")]

@@ -13,6 +13,7 @@ from fedhen.reports.costs import Cost, Outcome, gain
 from fedhen.reports.paper.selection import select_runs
 from fedhen.reports.paper.tables import make_outcome_tables
 from fedhen.reports.paper.values import METHODS
+from fedhen.reports.rendering import Table
 from fedhen.reports.tables import SEEDS
 from fedhen.runs.reader import Run
 from support.paper_runs import cells, federated, from_the_paper, make_all_runs, one_place, tables
@@ -38,6 +39,11 @@ def all_runs() -> list[Run]:
     return make_all_runs()
 
 
+@pytest.fixture(scope="module")
+def all_tables(all_runs: list[Run]) -> dict[str, Table]:
+    return tables(all_runs)
+
+
 @pytest.mark.parametrize("row", [*printed(TABLE_1), *printed(TABLE_2)], ids="-".join)
 def test_the_papers_sixteen_gains_follow_from_its_rounds(row: tuple[str, ...]) -> None:
     _, *rounds, expected = row
@@ -46,9 +52,11 @@ def test_the_papers_sixteen_gains_follow_from_its_rounds(row: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize(("name", "source"), [("table-1", TABLE_1), ("table-2", TABLE_2)])
-def test_the_papers_value_stands_beside_ours_in_every_cell(all_runs: list[Run], name: str, source: str) -> None:
+def test_the_papers_value_stands_beside_ours_in_every_cell(
+    all_tables: dict[str, Table], name: str, source: str
+) -> None:
     """Runs that take the paper's rounds: each cell has the same number twice, also the recomputed gains."""
-    ran, empty = tables(all_runs)[name], tables([])[name]
+    ran, empty = all_tables[name], tables([])[name]
     assert ran.columns == ("Dataset", "Accuracy", "FedHeN", "Decouple", "NoSide", "Gain")
     assert [group.title for group in ran.groups] == ["simple model", "complex model"]
     places = [(tier, data) for tier in ("simple", "complex") for data in ("CIFAR-10", "CIFAR-100") for _ in range(2)]
@@ -127,9 +135,9 @@ def test_several_seeds_give_mean_deviation_and_n() -> None:
     assert any("standard deviation" in note for note in table.notes)
 
 
-def test_bytes_to_the_papers_targets(all_runs: list[Run]) -> None:
+def test_bytes_to_the_papers_targets(all_tables: dict[str, Table]) -> None:
     """Two tiers, down and up, 1 MB each: 4 MB a round."""
-    found = cells(tables(all_runs)["table-1-bytes"])
+    found = cells(all_tables["table-1-bytes"])
     assert found["simple", "CIFAR-10", "84.4 %"] == ("1.16 GB", "3.77 GB", "3.22 GB", "2.8×")  # 289, 943, 805 rounds
     assert found["simple", "CIFAR-10", "83.4 %"] == ("996 MB", "2924 MB", "2676 MB", "2.7×")  # 249, 731, 669 rounds
     partial = tables([from_the_paper("cifar10-iid", "fedhen")])
@@ -137,7 +145,7 @@ def test_bytes_to_the_papers_targets(all_runs: list[Run]) -> None:
     assert "table-2-bytes" not in partial
 
 
-def test_auto_targets_follow_the_papers_rule_where_all_methods_are_finished(all_runs: list[Run]) -> None:
+def test_auto_targets_follow_the_papers_rule_where_all_methods_are_finished(all_tables: dict[str, Table]) -> None:
     steps = {
         "fedhen": {100: 0.80, 300: 0.8701, 900: 0.90},
         "decouple": {100: 0.80, 800: 0.8599, 900: 0.8690, 901: 0.85},
@@ -153,7 +161,7 @@ def test_auto_targets_follow_the_papers_rule_where_all_methods_are_finished(all_
     assert cells(table) == {(t, "CIFAR-10", a): row for t in ("simple", "complex") for a, row in expected.items()}
     assert any("CIFAR-100: not all methods are finished" in note for note in table.notes)
     # runs that stop at the paper's targets reproduce them
-    again = cells(tables(all_runs)["table-1-auto"])
+    again = cells(all_tables["table-1-auto"])
     assert again["simple", "CIFAR-10", "84.4 %"] == ("289", "943", "805", "2.8×")
     assert again["complex", "CIFAR-100", "45.8 %"] == ("376", "752", "472", "1.3×")
     assert not {"table-1-auto", "table-2-auto"} & set(tables([]))
@@ -176,8 +184,9 @@ def test_best_accuracies_beside_what_the_paper_says() -> None:
         one_place("cifar10", "simple", 1.0, staircase(100, {50: 0.9, 100: 0.875})),
         one_place("cifar10", "complex", 0.5, staircase(100, {1: 0.9})),
     ]
-    found = cells(tables(runs)["accuracies"])
-    assert SEEDS in tables(runs)["accuracies"].notes[-1] and SEEDS not in tables(runs[2:])["accuracies"].notes[-1]
+    table = tables(runs)["accuracies"]
+    found = cells(table)
+    assert SEEDS in table.notes[-1] and SEEDS not in tables(runs[2:])["accuracies"].notes[-1]
     # 88 and 90 %: mean 89, deviation the square root of 2; 89 - 86 = 3
     assert found["simple", "CIFAR-10", "IID"] == ("89.00 ± 1.41 (88.6)", "85.00", "86.00", "3.0", "87.50 (86)")
     assert found["complex", "CIFAR-10", "IID"] == ("44.50 ± 0.71 (89.6)", "42.50", "43.00", "1.5 (> 1)", "not run (93)")
@@ -230,6 +239,7 @@ def test_centralised_references_beside_the_papers() -> None:
     assert any("n = 1 or 2" in note for note in table.notes)
 
 
+@pytest.mark.slow
 def test_how_the_runs_ended_is_listed_by_recipe(all_runs: list[Run]) -> None:
     found = make_outcome_tables(select_runs(all_runs))
     assert [table.title for table in found][:2] == [

@@ -85,6 +85,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else(tmp_path: Path) -> None:
     assert report.paths[0] == tmp_path / "report.html"
 
 
+@pytest.mark.slow
 def test_all_files_are_written_and_sane(tmp_path: Path) -> None:
     report = write_report(three_methods(("tiny", "small", "medium", "large")), tmp_path / "new" / "folder")
     assert sorted(path.name for path in report.paths) == sorted(
@@ -105,17 +106,20 @@ def test_all_files_are_written_and_sane(tmp_path: Path) -> None:
         assert f"{name} model" in report.text
 
 
+@pytest.mark.slow
 def test_the_terminal_text_fits_in_100_columns(tmp_path: Path) -> None:
     runs = [replace(run, config={**run.config, "seed": seed}) for run in three_methods() for seed in range(3)]
     assert max(map(len, write_report(runs, tmp_path).text.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     first, second = (write_report(three_methods(), tmp_path / name) for name in ("one", "two"))
     for one, two in zip(first.paths, second.paths, strict=True):
         assert one.read_bytes() == two.read_bytes(), one.name
 
 
+@pytest.mark.slow
 def test_names_from_files_cannot_inject_markup(tmp_path: Path) -> None:
     evil = '<script>alert("1")</script>$x_{&'
     runs = [
@@ -150,6 +154,7 @@ def test_a_report_before_any_evaluation_does_not_fail(tmp_path: Path) -> None:
     assert "No evaluated round yet" in report.text
 
 
+@pytest.mark.slow
 def test_a_report_on_the_servers_model_says_so(tmp_path: Path) -> None:
     report = write_report(three_methods(), tmp_path, owner="server", targets={"simple": [50], "complex": [60]})
     assert "Rounds to target (server model)" in report.text
@@ -174,6 +179,7 @@ def test_reports_need_no_torch_and_the_tables_no_matplotlib() -> None:
     subprocess.run([sys.executable, "-c", blocked], check=True)
 
 
+@pytest.mark.slow
 def test_a_method_without_a_tier_is_compared_where_it_can_be(tmp_path: Path) -> None:
     """FedAvg's devices all have the complex model: its simple cells are dashes, not missing evaluations."""
     both = {"simple": [0.5, 0.9], "complex": [0.4, 0.9]}
