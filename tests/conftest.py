@@ -9,14 +9,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     # Before Triton is imported, as parts of torch may do: without a GPU its kernels are interpreted.
     os.environ["TRITON_INTERPRET"] = "1"
 
-# The first call of torch is slow: a deadline would measure that alone.
-settings.register_profile("fedhen", deadline=None)
+# The first call of torch is slow, and so is a loaded machine: a deadline, and how long examples take to make, would
+# measure these alone.
+settings.register_profile("fedhen", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedhen")
 
 

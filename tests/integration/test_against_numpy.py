@@ -13,6 +13,7 @@ from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 from support import numpy_reference as reference
 from support.families import two_exits
+from support.marks import first_is_quick
 
 INPUTS, CLASSES, DEVICES, ROUNDS = 6, 3, 6, 12
 TIER_OF = ["simple"] * 3 + ["complex"] * 3
@@ -70,7 +71,7 @@ def expected_rounds(run: Experiment, data: Data, active: list[list[int]]) -> lis
     )
 
 
-@pytest.mark.parametrize("poisoned", [None, 1, 4])
+@pytest.mark.parametrize("poisoned", first_is_quick([1, None, 4]))
 @pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
 def test_a_whole_run_equals_the_reference(method: str, poisoned: int | None) -> None:
     data = federation(poisoned)

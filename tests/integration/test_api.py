@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import fedhen
 from fedhen.errors import UserError
 from support.families import two_exits
+from support.marks import first_is_quick
 
 SETTINGS: dict[str, Any] = {
     "rounds": 2,
@@ -54,6 +55,7 @@ def transformers() -> fedhen.Family:
     return fedhen.Family({"simple": lambda: TinyTransformer(False), "complex": lambda: TinyTransformer(True)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
 def test_a_users_own_transformer_learns(method: str) -> None:
     x, y = blobs()
@@ -70,7 +72,7 @@ def test_a_users_own_transformer_learns(method: str) -> None:
     assert min(run.accuracy["server"].values()) > 0.8
 
 
-@pytest.mark.parametrize(("method", "exits"), [("fedhen", 2), ("noside", 2), ("decouple", 1)])
+@pytest.mark.parametrize(("method", "exits"), first_is_quick([("fedhen", 2), ("noside", 2), ("decouple", 1)]))
 def test_models_come_back_as_they_were_scored(method: str, exits: int, tmp_path: Path) -> None:
     """`Trained.model` and `fedhen.load` give the recorded accuracy by an evaluation written here."""
     data = fedhen.arrays(*blobs(), *blobs(1))

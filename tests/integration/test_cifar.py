@@ -202,6 +202,7 @@ def test_every_setting_of_a_centralised_run_can_be_set(root: Path) -> None:
     assert len(read_run(Path("c")).rounds) == 1
 
 
+@pytest.mark.slow
 def test_own_data_under_a_recipe_is_another_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

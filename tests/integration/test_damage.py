@@ -24,6 +24,7 @@ from fedhen.reports import write_report
 from fedhen.runs.reader import read_run
 from fedhen.runs.writer import read_whole_lines
 from support.cli import refused
+from support.marks import first_is_quick
 from support.report_fixtures import make_run, write_folder
 from support.tiny import TINY_OPTIONS
 
@@ -58,25 +59,27 @@ def test_a_torn_last_line_is_dropped_and_reported(run: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("damage", "says"),
-    [
-        (lambda all: [*all[:2], "garbage\n", all[3]], "rounds.jsonl is damaged from line 3 on"),
-        (lambda all: [*all[:2], all[3]], "rounds.jsonl is damaged from line 3 on: round 4 where 3 should be"),
-        (lambda all: [*all[:2], all[1], *all[2:]], "from line 3 on: round 2 where 3 should be"),
-        (lambda all: [*all[:2], "[" * 100_000 + "\n"], "from line 3 on: it is nested too deeply"),
-        (
-            lambda all: [*all[:2], changed(all[2], bytes={"down": {"simple": -1}})],
-            "from line 3 on: bytes: -1 is out of range",
-        ),
-        (lambda all: [*all[:2], changed(all[2], bytes={"down": {"simple": 1e300}})], "from line 3 on"),
-        (lambda all: [*all[:2], changed(all[2], active=None)], "from line 3 on: active: 'None' is not a list"),
-        (lambda all: [*all[:2], changed(all[2], accuracy={"server": {}})], "from line 3 on: no 'devices'"),
-        (lambda all: [*all[:2], all[2].replace("0.6", "NaN")], "from line 3 on: NaN is not a number"),
-        (lambda all: [*all[:2], all[2].replace("0.6", "1e999")], "from line 3 on: accuracy: inf is not a number"),
-        (lambda all: [*all[:2], all[2].replace("0.6", "60")], "from line 3 on: accuracy: 60 is out of range"),
-        (lambda all: [*all[:2], all[2].replace("0.6", "9" * 5000)], "from line 3 on"),
-        (lambda all: [*all[:2], "\x00" * 100 + "\n"], "from line 3 on"),
-        (lambda all: all[:2], "it is finished, but rounds.jsonl ends early"),
-    ],
+    first_is_quick(
+        [
+            (lambda all: [*all[:2], "garbage\n", all[3]], "rounds.jsonl is damaged from line 3 on"),
+            (lambda all: [*all[:2], all[3]], "rounds.jsonl is damaged from line 3 on: round 4 where 3 should be"),
+            (lambda all: [*all[:2], all[1], *all[2:]], "from line 3 on: round 2 where 3 should be"),
+            (lambda all: [*all[:2], "[" * 100_000 + "\n"], "from line 3 on: it is nested too deeply"),
+            (
+                lambda all: [*all[:2], changed(all[2], bytes={"down": {"simple": -1}})],
+                "from line 3 on: bytes: -1 is out of range",
+            ),
+            (lambda all: [*all[:2], changed(all[2], bytes={"down": {"simple": 1e300}})], "from line 3 on"),
+            (lambda all: [*all[:2], changed(all[2], active=None)], "from line 3 on: active: 'None' is not a list"),
+            (lambda all: [*all[:2], changed(all[2], accuracy={"server": {}})], "from line 3 on: no 'devices'"),
+            (lambda all: [*all[:2], all[2].replace("0.6", "NaN")], "from line 3 on: NaN is not a number"),
+            (lambda all: [*all[:2], all[2].replace("0.6", "1e999")], "from line 3 on: accuracy: inf is not a number"),
+            (lambda all: [*all[:2], all[2].replace("0.6", "60")], "from line 3 on: accuracy: 60 is out of range"),
+            (lambda all: [*all[:2], all[2].replace("0.6", "9" * 5000)], "from line 3 on"),
+            (lambda all: [*all[:2], "\x00" * 100 + "\n"], "from line 3 on"),
+            (lambda all: all[:2], "it is finished, but rounds.jsonl ends early"),
+        ]
+    ),
 )
 def test_the_rounds_before_the_damage_count_and_the_run_is_marked_everywhere(
     run: Path, tmp_path: Path, damage: Callable[[list[str]], list[str]], says: str
@@ -147,6 +150,7 @@ def test_a_folder_without_readable_rounds_is_refused_in_one_line(
     assert not (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_report_on_several_runs_leaves_out_unreadable_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +167,7 @@ def test_a_report_on_several_runs_leaves_out_unreadable_ones(
     assert "none of 3 runs can be read: all/decouple is damaged: " in refused(capsys, "report", "all")
 
 
+@pytest.mark.fuzz
 @settings(max_examples=300)
 @given(st.data())
 def test_any_change_of_any_byte_is_one_line_or_a_report(data: st.DataObject) -> None:
@@ -383,6 +388,7 @@ def test_an_archive_with_two_arrays_of_one_name_is_refused(tmp_path: Path, capsy
     assert "has 2 arrays named x_train" in refused(capsys, "run", "digits", "--data", str(path))
 
 
+@pytest.mark.fuzz
 @settings(max_examples=200)
 @given(st.binary(max_size=300), st.integers(0, 2000), st.integers(0, 40))
 @example(b"", 0, 0)

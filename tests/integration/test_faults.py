@@ -73,6 +73,7 @@ def test_failures_are_recorded_counted_and_reported_once(tmp_path: Path) -> None
     assert "devices failed" in shown
 
 
+@pytest.mark.slow
 def test_a_run_without_faults_has_no_trace_of_them(tmp_path: Path) -> None:
     fedhen.train(words(), texts(), out=tmp_path / "run", accelerator="cpu", **settings())
     assert not (tmp_path / "run" / "errors.jsonl").exists()
@@ -189,6 +190,7 @@ MINE = Method("mine", fussy, share_common_weights)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default::UserWarning")  # the command prints it
 def test_the_command_line_stops_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-from hypothesis import given
-from hypothesis import strategies as st
+from flwr.app import Message
 
 from fedhen.cli.options import LOCALS
-from fedhen.config.settings import Config
 from fedhen.devices.population import assign_tiers
 from fedhen.errors import UserError
 from fedhen.experiment import checkpoint_files
-from fedhen.fleet import membership, protocol, server
-from fedhen.fleet.app import App, recipe_app
+from fedhen.fleet import server
+from fedhen.fleet.app import recipe_app
 from fedhen.fleet.apps import client_app
-from fedhen.fleet.client import FleetClient
 from fedhen.fleet.client_state import ClientState
-from fedhen.fleet.protocol import Malformed, Order
 from fedhen.fleet.server import FleetRun, play
 from fedhen.runs.reader import read_run
-from support.fleets import fleet_config, play_fleet, same_models, simulate, simulate_with_only
+from support.fleets import fleet_config, play_fleet, play_grid, same_models, simulate, simulate_with_only
 from support.inside import InsideGrid, InsideNode, grid
 from support.spoiling import (
     Spoil,
@@ -55,12 +48,6 @@ from support.spoiling import (
 )
 
 pytestmark = pytest.mark.fleet
-
-
-def played(inside: InsideGrid, chosen: Config, folder: Path, resume: bool = False) -> Path:
-    for _ in play(inside, recipe_app(), FleetRun(chosen, folder, resume, poll=0.01)):
-        pass
-    return folder
 
 
 SPOILED: list[tuple[Spoil, str]] = [
@@ -89,7 +76,7 @@ def test_a_malformed_answer_is_left_out(spoil: Spoil, told: str, tmp_path: Path)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000 - 7 * 4].app = spoiling(spoil)
     with pytest.warns(UserWarning, match="a device failed"):
-        here = played(inside, chosen, tmp_path / "fleet")
+        here = play_grid(inside, chosen, tmp_path / "fleet")
     there = simulate_with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated")
     (record,) = read_run(here).rounds
     assert record.failed == [4] and record.active == [*range(6)] and record.dropped == []
@@ -102,7 +89,7 @@ def test_nan_is_dropped(tmp_path: Path) -> None:
     chosen = fleet_config("fedhen", "plain", "rounds=1", "devices.active=6", "evaluation.devices=false")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000 - 7 * 4].app = spoiling(nan)
-    here = played(inside, chosen, tmp_path / "fleet")
+    here = play_grid(inside, chosen, tmp_path / "fleet")
     assert read_run(here).rounds[0].dropped == [4]
     assert same_models(here, simulate_with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated"))
 
@@ -130,7 +117,7 @@ def test_an_answer_that_is_dropped_does_not_end_the_round(tmp_path: Path) -> Non
     chosen = fleet_config("fedhen", "plain", "rounds=1", "devices.active=6", "fleet.answers=1")
     inside = First(grid(assign_tiers(chosen), tmp_path / "nodes").nodes)
     inside.nodes[1000].app = spoiling(nan)
-    (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
+    (record,) = read_run(play_grid(inside, chosen, tmp_path / "fleet")).rounds
     assert record.dropped == [0] and record.loss is not None and not record.late
 
 
@@ -149,11 +136,11 @@ def test_one_node_is_one_device(tmp_path: Path) -> None:
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in range(6):
         inside.nodes[1000 - 7 * device].config["name"] = f"device {device}"
-    here = played(inside, replace(chosen, rounds=1), tmp_path / "fleet")
+    here = play_grid(inside, replace(chosen, rounds=1), tmp_path / "fleet")
     del inside.nodes[1000]
     inside.nodes[993].config["name"] = "device 0"
     with pytest.raises(UserError, match="5 of 6 devices"):
-        played(inside, chosen, here, resume=True)
+        play_grid(inside, chosen, here, resume=True)
 
 
 def test_a_node_of_another_tier_does_not_count(tmp_path: Path) -> None:
@@ -161,7 +148,7 @@ def test_a_node_of_another_tier_does_not_count(tmp_path: Path) -> None:
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000].config["tier"] = "Simple"
     with pytest.raises(UserError, match=r"5 of 6 devices have connected .*others are of tier Simple"):
-        played(inside, chosen, tmp_path / "fleet")
+        play_grid(inside, chosen, tmp_path / "fleet")
 
 
 def test_a_fleet_finishes_if_a_third_vanishes_in_each_round(tmp_path: Path) -> None:
@@ -171,7 +158,7 @@ def test_a_fleet_finishes_if_a_third_vanishes_in_each_round(tmp_path: Path) -> N
     for device in range(6):
         node = inside.nodes[1000 - 7 * device]
         node.silent = lambda group, device=device: bool(group) and (int(group) + device) % 3 == 0  # type: ignore[misc]
-    here = played(inside, chosen, tmp_path / "fleet")
+    here = play_grid(inside, chosen, tmp_path / "fleet")
     answering = simulate_with_only(lambda t: [d for d in range(6) if (t + d) % 3], chosen, tmp_path / "simulated")
     assert [len(record.late) for record in read_run(here).rounds] == [2] * 4
     assert read_run(here).summary.late == 8  # type: ignore[union-attr]
@@ -184,7 +171,7 @@ def test_extra_devices_are_asked(tmp_path: Path) -> None:
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
-    (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
+    (record,) = read_run(play_grid(inside, chosen, tmp_path / "fleet")).rounds
     assert record.active == [*range(6)] and record.late == [1, 5]
 
 
@@ -196,7 +183,7 @@ def test_enough_answers_end_a_round(tmp_path: Path) -> None:
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for device in (1, 5):
         inside.nodes[1000 - 7 * device].silent = lambda group: bool(group)
-    (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
+    (record,) = read_run(play_grid(inside, chosen, tmp_path / "fleet")).rounds
     assert record.late == [1, 5] and not record.failed
 
 
@@ -216,7 +203,7 @@ def test_a_run_ends_after_three_rounds_without_an_answer(tmp_path: Path) -> None
     for node in inside.nodes.values():
         node.silent = lambda group: bool(group)
     with pytest.raises(UserError, match="had not answered"):
-        played(inside, chosen, tmp_path / "fleet")
+        play_grid(inside, chosen, tmp_path / "fleet")
 
 
 @pytest.mark.parametrize("local", ["scaffold", "feddyn", "plain"])
@@ -231,7 +218,7 @@ def test_nodes_return_to_the_round_of_a_restored_server(local: str, tmp_path: Pa
     for path in (run / checkpoint_files.FOLDER).glob("round-000003.*"):
         path.unlink()
     back = InsideGrid({5000 + 11 * number: node for number, node in enumerate(inside.nodes.values())})
-    played(back, chosen, run, resume=True)
+    play_grid(back, chosen, run, resume=True)
     there = simulate(chosen, tmp_path / "simulated")
     assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     assert same_models(run, there)
@@ -247,9 +234,9 @@ def test_the_records_are_read_once_by_each_server_process(tmp_path: Path, monkey
     trained, reads = itertools.count(1), list[int]()
     read = server.read_merged_rounds
     monkeypatch.setattr(server, "read_merged_rounds", lambda *given: reads.append(given[1]) or read(*given))  # type: ignore[func-returns-value]
-    played(inside, replace(chosen, rounds=3), run)
+    play_grid(inside, replace(chosen, rounds=3), run)
     assert reads == [1] and read_run(run).rounds[1].dropped == [0]
-    played(inside, chosen, run, resume=True)
+    play_grid(inside, chosen, run, resume=True)
     assert reads == [1, 4]
     assert [order.memory for order in inside.orders[1000]] == [0, 1, 1, 3, 4]
     assert [order.memory for order in inside.orders[993]] == [0, 1, 2, 3, 4]
@@ -282,215 +269,3 @@ def test_a_new_node_does_not_replace_a_device(tmp_path: Path) -> None:
         list(steps)
     assert ("train", 1) not in inside.log and [entry for entry in inside.log if entry[1] == 1] == [("query", 1)]
     assert same_models(tmp_path / "fleet", simulate(chosen, tmp_path / "simulated"))
-
-
-def test_the_configuration_travels_once_to_each_node(tmp_path: Path) -> None:
-    """Three rounds with all six devices. A resumed run is another server process, which sends it again."""
-    chosen = fleet_config("fedhen", "plain", "rounds=4", "devices.active=6", "evaluation.every=1")
-    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    run = played(inside, replace(chosen, rounds=3), tmp_path / "fleet")
-    assert sorted(inside.config_texts()) == sorted(inside.nodes)
-    assert len([node for kind, node in inside.log if kind == "train"]) == 3 * 6
-    played(inside, chosen, run, resume=True)
-    assert sorted(inside.config_texts()) == sorted([*inside.nodes] * 2)
-    assert all(len([*(tmp_path / "nodes" / str(device)).glob("configs/*")]) == 2 for device in range(6))
-    there = simulate(chosen, tmp_path / "simulated")
-    assert (run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
-
-
-def empty(state: Path) -> None:
-    shutil.rmtree(state)
-    state.mkdir()
-
-
-def alter_config(state: Path) -> None:
-    (stored,) = (state / "configs").iterdir()
-    text = stored.read_text()
-    assert "epochs = 1\n" in text
-    stored.write_text(text.replace("epochs = 1\n", "epochs = 2\n"))
-
-
-@pytest.mark.parametrize("damage", [empty, alter_config])
-def test_a_node_without_the_configuration_gets_it_again_in_the_same_round(
-    damage: Callable[[Path], None], tmp_path: Path
-) -> None:
-    """Its state folder is empty, or the stored configuration was altered and must not be used."""
-    chosen = fleet_config("fedhen", "plain", "rounds=3", "devices.active=6")
-    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
-    next(steps)
-    damage(tmp_path / "nodes" / "2")
-    records = [step.record for step in steps]
-    assert Counter(inside.config_texts()) == {node: 2 if node == 1000 - 7 * 2 else 1 for node in inside.nodes}
-    assert not any({"failed", "late"} & {*record} for record in records)
-    there = simulate(chosen, tmp_path / "simulated")
-    assert (tmp_path / "fleet" / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
-    assert same_models(tmp_path / "fleet", there)
-
-
-def test_a_node_that_always_asks_for_the_configuration_is_left_out(tmp_path: Path) -> None:
-    chosen = fleet_config("fedhen", "plain", "rounds=1", "devices.active=6")
-    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    inside.nodes[1000].app = spoiling(lambda content: protocol.pack_config_request())
-    with pytest.warns(UserWarning, match="a device failed"):
-        (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
-    assert record.failed == [0] and inside.config_texts().count(1000) == 2
-
-
-def test_a_configuration_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None:
-    client = FleetClient(recipe_app(), {"tier": "simple", "device": 0, "state": str(tmp_path)}, 1)
-    order = Order("run", 1, 0, "simple", 1.0, 0, (1, 8, 8), 10, protocol.digest_of("rounds = 1"), "rounds = 2")
-    with pytest.raises(Malformed, match="does not match its digest"):
-        client.find_config(order)
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_each_node_is_asked_once_for_its_identity(tmp_path: Path) -> None:
-    chosen = fleet_config("fedhen", "plain")
-    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    played(inside, chosen, tmp_path / "fleet")
-    assert sorted(node for kind, node in inside.log if kind == "query") == sorted(inside.nodes)
-
-
-def test_a_server_without_test_data_trains_the_same_models(tmp_path: Path) -> None:
-    chosen = fleet_config("fedhen", "plain", "evaluation.devices=false")
-    blind = replace(recipe_app(), test_data=lambda config: None, inputs=(1, 8, 8), classes=10)
-    inside = grid(assign_tiers(chosen), tmp_path / "nodes", blind)
-    for _ in play(inside, blind, FleetRun(chosen, tmp_path / "blind", poll=0.0)):
-        pass
-    assert same_models(tmp_path / "blind", simulate(chosen, tmp_path / "simulated"))
-    run = read_run(tmp_path / "blind")
-    assert not run.summary.final and not any(r.accuracy for r in run.rounds)  # type: ignore[union-attr]
-
-
-def test_an_app_can_have_its_own_models_and_data(tmp_path: Path) -> None:
-    from support.families import two_exits
-
-    def training_data(node: Any, config: Config) -> tuple[Any, Any]:
-        made = torch.Generator().manual_seed(int(node["device"]))
-        return torch.randn(20, 6, generator=made), torch.randint(0, 3, (20,), generator=made)
-
-    own = App(training_data, inputs=(6,), classes=3, family=two_exits())
-    chosen = fleet_config("fedhen", "scaffold", "evaluation.devices=false", "fleet.wait_seconds=1")
-    inside = grid(assign_tiers(chosen), tmp_path / "nodes", own)
-    for _ in play(inside, own, FleetRun(chosen, tmp_path / "own", poll=0.0)):
-        pass
-    assert len(read_run(tmp_path / "own").rounds) == 3
-
-
-@pytest.mark.parametrize("local", ["plain", "scaffold", "feddyn"])
-def test_the_recorded_bytes_are_those_that_are_sent(local: str, tmp_path: Path) -> None:
-    """Except for names and shapes. FedDyn sends only its weights, SCAFFOLD as much again as it trains."""
-    chosen = fleet_config("fedhen", local, "rounds=1", "devices.active=6", "model.widths=[16, 16, 32, 32]")
-    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    seen: dict[str, int] = {"down": 0, "up": 0}
-
-    def counted(way: str, content: RecordDict) -> RecordDict:
-        records = [record for record in content.values() if isinstance(record, ArrayRecord)]
-        seen[way] += sum(len(array.data) for record in records for array in record.values())
-        return content
-
-    honest = client_app(recipe_app())
-    app = ClientApp()
-    app.query()(lambda message, context: honest(message, context))
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        counted("down", message.content)
-        reply = honest(message, context)
-        counted("up", reply.content)
-        return reply
-
-    for node in inside.nodes.values():
-        node.app = app
-    (record,) = read_run(played(inside, chosen, tmp_path / "fleet")).rounds
-    for way in ("down", "up"):
-        recorded = sum(record.bytes[way].values())
-        assert recorded <= seen[way] <= 1.1 * recorded
-
-
-def test_an_incomplete_fleet_reports_what_is_missing(tmp_path: Path) -> None:
-    chosen = fleet_config("fedhen", "plain", "fleet.wait_seconds=0.1")
-    inside = grid(assign_tiers(chosen)[:4], tmp_path / "nodes")
-    with pytest.raises(UserError, match="4 of 6 devices have connected"):
-        played(inside, chosen, tmp_path / "fleet")
-    fleet_of_simple = grid(["simple"] * 6, tmp_path / "others")
-    with pytest.raises(UserError, match="no node of tier 'complex'"):
-        played(fleet_of_simple, chosen, tmp_path / "second")
-
-
-def test_a_fleet_cannot_resume_a_simulated_run_nor_the_reverse(tmp_path: Path) -> None:
-    chosen = fleet_config("fedhen", "plain", "rounds=1")
-    there = simulate(chosen, tmp_path / "simulated")
-    with pytest.raises(UserError, match="was not played by a fleet; resume"):
-        played(grid(assign_tiers(chosen), tmp_path / "n"), replace(chosen, rounds=2), there, resume=True)
-    here = play_fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
-    with pytest.raises(UserError, match="fedhen fleet run --resume"):
-        import fedhen
-
-        fedhen.resume(here, rounds=2)
-
-
-IDENTITY = {"tier": "simple", "samples": 3, "name": "one", "place": -1}
-ORDER = {
-    **{"run": "run", "round": 1, "device": 0, "tier": "simple", "omega": 0.5, "memory": 0, "inputs": [1, 8, 8]},
-    **{"classes": 10, "config_digest": "0" * 64, "config_text": ""},
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "field", "value"),
-    [
-        *(("node", IDENTITY, "samples", value) for value in (0, True, "3", 2.0, 2**41)),
-        *(("node", IDENTITY, "name", value) for value in (3, "x" * 101)),
-        *(("node", IDENTITY, "place", value) for value in (-2, "0")),
-        *(("order", ORDER, "round", value) for value in (0, "1", 1.0)),
-        *(("order", ORDER, "inputs", value) for value in ([0], ["1"], 8)),
-        *(("order", ORDER, "omega", value) for value in (-1.0, float("nan"), "1")),
-        *(("order", ORDER, "config_digest", value) for value in ("", "../config", "0" * 63, "G" * 64)),
-    ],
-)
-def test_records_are_checked_when_they_are_read(name: str, values: dict[str, Any], field: str, value: Any) -> None:
-    read: Callable[[RecordDict], object] = protocol.read_identity if name == "node" else protocol.read_order
-    whole = {"format": protocol.FORMAT, **values}
-    read(RecordDict({name: ConfigRecord(whole)}))
-    for wrong in ({**whole, field: value}, {key: whole[key] for key in whole if key != field}, {**whole, "format": 1}):
-        with pytest.raises(Malformed) as told:
-            read(RecordDict({name: ConfigRecord(wrong)}))
-        assert str(told.value).isprintable()
-
-
-@pytest.mark.parametrize("change", [{"run": 3}, {"devices": [{"tier": "simple"}]}, {"devices": 3}, {"flower": "x"}])
-def test_a_damaged_fleet_file_is_refused_in_one_line(change: dict[str, Any], tmp_path: Path) -> None:
-    chosen = fleet_config("fedhen", "plain")
-    whole = {"run": "r", "flower": "7", "devices": [{**IDENTITY, "node": "12"}] * 6}
-    (tmp_path / "fleet.json").write_text(json.dumps(whole))
-    member = membership.read_membership(tmp_path, grid([], tmp_path), chosen).members[5]
-    assert (member.identity.samples, member.node, membership.read_flower_run(tmp_path)) == (3, 12, "7")
-    (tmp_path / "fleet.json").write_text(json.dumps({**whole, **change}))
-    with pytest.raises(UserError, match=r"fleet\.json is damaged"):
-        membership.read_membership(tmp_path, grid([], tmp_path), chosen)
-    assert membership.read_flower_run(tmp_path) == ""
-
-
-LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.float64), "c": torch.zeros(0, 4)}
-
-
-def test_weights_are_unpacked_as_they_were_packed() -> None:
-    sent = {"b": torch.tensor(2.5, dtype=torch.float64), "a": torch.randn(2, 3), "c": torch.zeros(0, 4)}
-    back = protocol.unpack_weights(protocol.pack_weights(sent), LIKE)
-    assert [*back] == [*LIKE] and all(torch.equal(back[name], sent[name]) for name in LIKE)
-
-
-@given(st.integers(0, 10**6), st.integers(0, 255), st.integers(0, 40))
-def test_altered_bytes_are_refused_or_have_the_right_shapes(place: int, byte: int, cut: int) -> None:
-    data = bytearray(protocol.pack_weights(LIKE)["weights"].data)
-    data[place % len(data)] = byte
-    data = data[: len(data) - cut]
-    record = ArrayRecord({"weights": Array("uint8", (len(data),), "safetensors", bytes(data))})
-    try:
-        found = protocol.unpack_weights(record, LIKE)
-    except Malformed as error:
-        assert str(error).isprintable()
-        return
-    assert {n: (t.shape, t.dtype) for n, t in found.items()} == {n: (t.shape, t.dtype) for n, t in LIKE.items()}

@@ -31,6 +31,7 @@ from fedhen.hardware.memory import free_memory
 from fedhen.params import Weights, is_finite, pack, unpack
 from fedhen.runs.reader import read_run
 from support.families import two_exits
+from support.marks import first_is_quick
 from support.tiny import TINY_OPTIONS
 
 CPU = torch.device("cpu")
@@ -64,6 +65,7 @@ def test_rows_are_kept_only_for_devices_that_have_trained() -> None:
     assert len(trained) <= 12
 
 
+@pytest.mark.slow
 def test_ten_thousand_devices_keep_no_more_tensors_than_a_hundred() -> None:
     """Live elements of all tensors after three rounds of the same number of active devices."""
 
@@ -88,7 +90,7 @@ def test_without_the_devices_average_nothing_is_kept_for_it(tmp_path: Path) -> N
     assert records[-1]["accuracy"].keys() == {"server"}
 
 
-@pytest.mark.parametrize("local", ["plain", "scaffold", "feddyn"])
+@pytest.mark.parametrize("local", first_is_quick(["plain", "scaffold", "feddyn"]))
 def test_the_place_of_the_rows_changes_no_byte(local: str, tmp_path: Path) -> None:
     found = []
     for rows in ("accelerator", "host", "disk", "auto"):

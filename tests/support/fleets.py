@@ -15,7 +15,7 @@ from fedhen.experiment.build import build_experiment
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import recipe_app
 from fedhen.fleet.server import FleetRun, play
-from support.inside import grid
+from support.inside import InsideGrid, grid
 from support.tiny import TINY
 
 SMALL = [
@@ -41,6 +41,12 @@ def simulate(chosen: Config, folder: Path) -> Path:
 
 def play_fleet(chosen: Config, folder: Path, state: Path) -> Path:
     for _ in play(grid(assign_tiers(chosen), state), recipe_app(), FleetRun(chosen, folder, poll=0.0)):
+        pass
+    return folder
+
+
+def play_grid(inside: InsideGrid, chosen: Config, folder: Path, resume: bool = False) -> Path:
+    for _ in play(inside, recipe_app(), FleetRun(chosen, folder, resume, poll=0.01)):
         pass
     return folder
 

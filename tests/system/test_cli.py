@@ -148,6 +148,7 @@ def test_wrong_input_gets_one_line_exit_code_2_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_output_folders_are_never_overwritten_without_force(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +171,7 @@ def test_output_folders_are_never_overwritten_without_force(
     assert read_run(Path("fresh")).seed == 1
 
 
+@pytest.mark.slow
 def test_a_refused_comparison_changes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +195,7 @@ def test_two_comparisons_at_once_get_different_folders(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["digits-compare", "digits-compare-2"]
 
 
+@pytest.mark.slow
 def test_several_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A run for each seed, the same as that seed alone; tables give n, and curves a band."""
     monkeypatch.chdir(tmp_path)
@@ -227,6 +230,7 @@ def test_a_damaged_run_folder_is_named(capsys: pytest.CaptureFixture[str], tmp_p
     assert f"{run} is damaged" in refused(capsys, "report", str(run))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -57,6 +57,7 @@ def test_every_setting_is_in_the_table() -> None:
     assert section(CONFIGURATION.read_text(), "settings") == settings_table(), "run `make docs`"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tables"),
     {"docs/results.md": 2, "docs/results-cifar10.md": 16, "docs/results-cifar100.md": 15}.items(),

@@ -284,7 +284,7 @@ class TestSecure:
         in_training, waiting = shell.cwd / "hold-complex-2", shell.cwd / "hold-simple-3"
         in_training.touch()
         waiting.touch()
-        small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline_seconds=50"
+        small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline_seconds=120"
         shell.start("run", f"{shell.line('fedhen fleet run')} --rounds 4 --out run --quiet {small}")
         wait_for((shell.cwd / "held-complex-2").exists)
         before = numbers_in(shell.log("complex-1"))

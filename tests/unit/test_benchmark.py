@@ -23,6 +23,7 @@ def test_operations_are_those_of_the_layers() -> None:
     assert count_operations(experiment, "complex") == 6 * (simple + deep) - 2 * stem
 
 
+@pytest.mark.slow
 def test_bench_measures_both_loops(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "digits", "--rounds", "1", "--json", "--accelerator", "cpu", "--set", "data.limit=200"]) == 0
     out, err = capsys.readouterr()
@@ -54,6 +55,7 @@ def test_the_same_rounds_are_compared() -> None:
     assert [number for number, _ in played[0]] == [4, 5] and played[0] == played[1]
 
 
+@pytest.mark.slow
 def test_bench_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--set", "data.limit=100", "--set", "training.epochs=1", "--quiet", "--accelerator", "cpu"]
     assert main(["bench", "--rounds", "1", *small]) == 0

@@ -110,6 +110,7 @@ ONE_TIER = {"simple": 1.0}
 TWO_TIERS = {"simple": 0.5, "complex": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [SIZES, [4] * 6], ids=["unequal", "equal"])
 @pytest.mark.parametrize("local", [{"name": "scaffold"}, {"name": "feddyn", "alpha": 0.3}], ids=lambda c: c["name"])
 def test_one_tier_reaches_the_optimum_of_the_sample_weighted_sum(local: dict[str, Any], sizes: list[int]) -> None:
@@ -119,6 +120,7 @@ def test_one_tier_reaches_the_optimum_of_the_sample_weighted_sum(local: dict[str
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_fedavg_does_not_reach_that_optimum() -> None:
     """Its fixed point with 4 local steps is that of other weights, Σ (1 − (1 − lr·k)⁴)·(c − w) = 0, not the optimum."""
     found = run(APART, {"name": "plain"}, ONE_TIER).server["simple"]["a"].numpy()
@@ -128,6 +130,7 @@ def test_fedavg_does_not_reach_that_optimum() -> None:
     assert np.abs(found - optimal).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", [{"name": "scaffold"}, {"name": "feddyn", "alpha": 0.3}], ids=lambda c: c["name"])
 def test_two_tiers_that_share_reach_the_optimum_over_the_holders(local: dict[str, Any]) -> None:
     """Side objective: devices 0-2 have exit a, devices 3-5 exits a and a + b; both solve the normal equations."""
@@ -136,6 +139,7 @@ def test_two_tiers_that_share_reach_the_optimum_over_the_holders(local: dict[str
     np.testing.assert_allclose([server["a"].numpy(), server["b"].numpy()], expected, atol=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", [{"name": "scaffold"}, {"name": "feddyn", "alpha": 0.3}], ids=lambda c: c["name"])
 def test_two_tiers_kept_apart_reach_two_optima(local: dict[str, Any]) -> None:
     """The simple model's is over devices 0-2 alone, the complex model's a + b over devices 3-5."""
@@ -147,6 +151,7 @@ def test_two_tiers_kept_apart_reach_two_optima(local: dict[str, Any]) -> None:
     np.testing.assert_allclose((server["complex"]["a"] + server["complex"]["b"]).numpy(), together, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_partial_participation_reaches_the_optimum() -> None:
     """Two of six a round: SCAFFOLD's c and FedDyn's mean run over all devices, active or not."""
     expected = (CURVATURES * CENTRES).sum(0) / CURVATURES.sum(0)

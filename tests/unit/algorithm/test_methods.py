@@ -74,6 +74,7 @@ def test_an_exit_of_weight_0_is_left_out() -> None:
     assert same(played("noside"), played("fedhen", "objective.exit_weights.simple=0"))
 
 
+@pytest.mark.slow
 def test_with_one_tier_the_methods_are_one() -> None:
     one = ["tiers={simple=1.0}", "targets={}"]
     fedavg = played("fedavg", *one)
@@ -81,6 +82,7 @@ def test_with_one_tier_the_methods_are_one() -> None:
         assert same(fedavg, played(method, *one))
 
 
+@pytest.mark.slow
 def test_heterofl_at_full_rate_without_its_devices_is_fedavg() -> None:
     """One tier with all channels; masked loss and label rows off. The scaler divides by 1."""
     whole = ["tiers={complex=1.0}", "targets={}"]
@@ -114,6 +116,7 @@ def test_the_scaler_divides_by_the_rate_before_every_norm_in_training() -> None:
     assert torch.equal(*(net(torch.ones(1, 1, 8, 8))[-1] for net in nets))
 
 
+@pytest.mark.slow
 def test_four_tiers_share_and_report() -> None:
     records, run = played("fedhen", recipe="digits-4")
     tiers = ("tiny", "small", "medium", "large")
@@ -329,6 +332,7 @@ def documented_method() -> str:
     return str(example)
 
 
+@pytest.mark.slow
 def test_a_users_own_method_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,6 +359,7 @@ def test_a_users_own_method_from_a_file(
     assert "broken.py cannot be imported: ZeroDivisionError" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_combinations_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

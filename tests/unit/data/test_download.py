@@ -2,171 +2,32 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
 import os
 import resource
 import shutil
 import socket
-import tarfile
-import threading
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedhen.cli import data as data_commands
 from fedhen.cli.main import Parser
 from fedhen.data import archive as archives
-from fedhen.data import cifar, download
-from fedhen.data.published import CIFAR10, CIFAR100, PUBLISHED, Files, verify
-from fedhen.data.storage import data_root
+from fedhen.data import download
+from fedhen.data.published import PUBLISHED
 from fedhen.errors import UserError
-
-FOLDER, ARCHIVE = "tiny-batches-bin", "tiny-binary.tar.gz"
-IMAGES = {"data_batch_1.bin": 40, "data_batch_2.bin": 30, "test_batch.bin": 20}
-
-
-def records(images: int, seed: int) -> bytes:
-    """Images in the official format: a label, then 3,072 pixels."""
-    rows = np.random.default_rng(seed).integers(0, 256, (images, 3073), dtype=np.uint8)
-    rows[:, 0] %= 10
-    return rows.tobytes()
-
-
-CONTENTS = {name: records(images, seed) for seed, (name, images) in enumerate(IMAGES.items())}
-
-
-def archive(change: Callable[[tarfile.TarFile], None] = lambda tar: None, **contents: bytes) -> bytes:
-    """An archive as the official ones are, with other contents for some of the files, and changed at its end."""
-    plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w") as tar:
-        add(tar, FOLDER, kind=tarfile.DIRTYPE)
-        for name, content in {**CONTENTS, **{f"{key}.bin": value for key, value in contents.items()}}.items():
-            add(tar, f"{FOLDER}/{name}", content)
-        add(tar, f"{FOLDER}/readme.html", b"<p>read me</p>")
-        change(tar)
-    # Without the time of day: the tests' names hold the archive's checksum.
-    return gzip.compress(plain.getvalue(), mtime=0)
-
-
-def add(tar: tarfile.TarFile, name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "") -> None:
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname, member.size = kind, link, len(content)
-    tar.addfile(member, io.BytesIO(content))
-
-
-GOOD = archive()
-TINY = Files(
-    name="cifar10",
-    url=f"http://127.0.0.1:9/{ARCHIVE}",
-    md5=hashlib.md5(GOOD).hexdigest(),
-    folder=FOLDER,
-    train={name: hashlib.sha1(CONTENTS[name]).hexdigest() for name in ("data_batch_1.bin", "data_batch_2.bin")},
-    test={"test_batch.bin": hashlib.sha1(CONTENTS["test_batch.bin"]).hexdigest()},
-    sizes={name: 3073 * images for name, images in IMAGES.items()},
-    labels=1,
-    classes=10,
-    mean=(0.0,) * 3,
-    std=(1.0,) * 3,
-)
-
-
-class Server(ThreadingHTTPServer):
-    """Answers each request as the next word of its script says; the last word stays."""
-
-    def __init__(self, script: list[str]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.script, self.asked = script, list[str | None]()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{ARCHIVE}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        server = self.server
-        assert isinstance(server, Server)
-        asked = self.headers.get("Range")
-        server.asked.append(asked)
-        word, _, number = (server.script.pop(0) if len(server.script) > 1 else server.script[0]).partition(":")
-        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
-        if word.isdecimal():
-            self.send_error(int(word))
-        elif word == "garbage":
-            self.reply(200, b"<html>please log in</html>")
-        elif word == "endless":
-            self.endless()
-        elif word == "whole":
-            self.reply(200, GOOD)
-        elif begin >= len(GOOD):
-            self.send_error(416)
-        else:
-            begin = max(0, begin + int(number)) if word == "shifted" and asked else begin
-            end = begin + int(number) if word == "piece" else len(GOOD)
-            body = GOOD[begin:end]
-            about = {"Content-Range": f"bytes {begin}-{end - 1}/{len(GOOD)}"} if word != "nameless" else {}
-            sent = body[: int(number)] if word == "break" else body
-            self.reply(206 if asked else 200, sent, length=len(body), **about)
-
-    def reply(self, status: int, body: bytes, length: int | None = None, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def endless(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        try:
-            while True:
-                self.wfile.write(bytes(1 << 16))
-        except OSError:
-            pass
-
-
-@contextmanager
-def serving(*script: str) -> Iterator[Server]:
-    server = Server(list(script))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+from support.tiny_archive import ARCHIVE, CONTENTS, FOLDER, GOOD, TINY, UNPACKED, files_in, one_line, serving
 
 
 @pytest.fixture(autouse=True)
 def direct_and_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(download, "WAITS", (0.0,) * 3)
-
-
-def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
-    text = str(error.value)
-    assert "\n" not in text and "None" not in text
-    return text
-
-
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-UNPACKED = {f"{FOLDER}/{name}": content for name, content in CONTENTS.items()}
 
 
 # Downloads
@@ -324,93 +185,6 @@ def test_a_disk_that_fills_up_gets_one_line(tmp_path: Path) -> None:
     assert "File too large; free some space" in one_line(error)
 
 
-# Archives
-
-
-def unpack(content: bytes, tmp_path: Path) -> dict[str, bytes]:
-    """What an archive leaves behind, here and beside."""
-    (tmp_path / "in").mkdir(exist_ok=True)
-    (tmp_path / "in" / ARCHIVE).write_bytes(content)
-    archives.unpack(TINY, tmp_path / "in" / ARCHIVE, tmp_path / "out")
-    return files_in(tmp_path / "out")
-
-
-def test_only_the_data_files_are_unpacked_and_the_reader_takes_them(tmp_path: Path) -> None:
-    assert unpack(GOOD, tmp_path) == UNPACKED
-    data = cifar.read(TINY, tmp_path / "out")
-    rows = np.frombuffer(b"".join(CONTENTS.values()), np.uint8).reshape(-1, 3073)
-    assert np.array_equal(np.concatenate([data.y, data.y_test]), rows[:, 0])
-    assert np.array_equal(np.concatenate([data.x, data.x_test]).reshape(90, -1), rows[:, 1:])
-
-
-OTHERS = {
-    "one more byte": GOOD + b"0",
-    "cut off": GOOD[: len(GOOD) // 2],
-    "not zipped": gzip.decompress(GOOD),
-    "empty": b"",
-    "altered file": archive(test_batch=bytes(61_460)),
-    "file outside": archive(lambda tar: add(tar, "../evil", b"evil")),
-    "link as data": archive(lambda tar: add(tar, f"{FOLDER}/more", kind=tarfile.SYMTYPE, link="/etc/passwd")),
-    "bomb": archive(lambda tar: add(tar, f"{FOLDER}/more", bytes(30_000_000))),
-}
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_an_archive_without_the_published_checksum_is_not_opened(tmp_path: Path, kind: str) -> None:
-    unpack(GOOD, tmp_path)
-    with pytest.raises(UserError) as error:
-        unpack(OTHERS[kind], tmp_path)
-    found = hashlib.md5(OTHERS[kind]).hexdigest()
-    assert f"is not the official {ARCHIVE}: its MD5 is {found}, not {TINY.md5}" in one_line(error)
-    assert files_in(tmp_path / "out") == UNPACKED and sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
-
-
-# What the user already has
-
-
-@pytest.mark.parametrize("given", ["archive", "folder", "parent"])
-def test_a_local_copy_is_taken_without_the_network(tmp_path: Path, given: str) -> None:
-    (tmp_path / "mine.tgz").write_bytes(GOOD)
-    unpack(GOOD, tmp_path)
-    sources = {"archive": tmp_path / "mine.tgz", "folder": tmp_path / "out" / FOLDER, "parent": tmp_path / "out"}
-    assert archives.take(TINY, sources[given], tmp_path / "root") == tmp_path / "root" / FOLDER
-    assert files_in(tmp_path / "root") == files_in(tmp_path / "out") == UNPACKED
-    assert archives.take(TINY, tmp_path / "root", tmp_path / "root") and files_in(tmp_path / "root") == UNPACKED
-
-
-def test_a_copy_that_is_not_the_published_one_is_not_taken(tmp_path: Path) -> None:
-    (tmp_path / "other.tar.gz").write_bytes(OTHERS["file outside"])
-    (tmp_path / "empty").mkdir()
-    unpack(GOOD, tmp_path)
-    folder = tmp_path / "out" / FOLDER
-    (folder / "test_batch.bin").write_bytes(bytes(61_460))
-    says = {
-        tmp_path / "other.tar.gz": "is not the official tiny-binary.tar.gz: its MD5 is ",
-        tmp_path / "nowhere": "does not exist",
-        tmp_path / "empty": "lacks data_batch_1.bin, data_batch_2.bin, test_batch.bin",
-        folder: "test_batch.bin was altered",
-    }
-    for source, text in says.items():
-        with pytest.raises(UserError) as error:
-            archives.take(TINY, source, tmp_path / "root")
-        assert text in one_line(error) and str(source) in one_line(error)
-    assert not (tmp_path / "root").exists() or files_in(tmp_path / "root") == {}
-
-
-def test_every_file_is_verified(tmp_path: Path) -> None:
-    unpack(GOOD, tmp_path)
-    root, folder = tmp_path / "out", tmp_path / "out" / FOLDER
-    assert verify(TINY, root) == [(name, None) for name in CONTENTS]
-    (folder / "data_batch_1.bin").unlink()
-    (folder / "data_batch_2.bin").write_bytes(b"short")
-    (folder / "test_batch.bin").write_bytes(CONTENTS["test_batch.bin"][:-1] + b"?")
-    assert verify(TINY, root) == [
-        ("data_batch_1.bin", "is missing"),
-        ("data_batch_2.bin", "has 5 bytes instead of 92190"),
-        ("test_batch.bin", "was altered: its SHA-1 is not the published one"),
-    ]
-
-
 # The commands
 
 
@@ -467,13 +241,3 @@ def test_wrong_arguments_get_one_line(arguments: list[str], capsys: pytest.Captu
         fedhen(*arguments)
     shown = capsys.readouterr().err
     assert ended.value.code == 2 and shown.count("\n") == 1 and "--help" in shown
-
-
-# The real files
-
-
-@pytest.mark.parametrize("files", [CIFAR10, CIFAR100], ids=lambda files: files.name)
-def test_the_published_files_are_the_published_ones(files: Files) -> None:
-    if not (data_root() / files.folder).is_dir():
-        pytest.skip(f"{files.name} is not in {data_root()}: set FEDHEN_DATA to test with the real files")
-    assert verify(files, data_root()) == [(name, None) for name in (*files.train, *files.test)]

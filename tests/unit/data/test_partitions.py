@@ -56,6 +56,7 @@ def test_the_hardest_balanced_split_ends_in_seconds() -> None:
     assert is_disjoint_cover(shards, len(labels))
 
 
+@pytest.mark.slow
 def test_by_class_gives_up_with_one_line() -> None:
     labels = np.repeat(np.arange(10), 500)
     with pytest.raises(UserError, match=r"split.alpha=0.01 .* 10 examples in 100 tries") as error:
@@ -83,6 +84,7 @@ def redrawn(labels: Index, devices: int, rng: np.random.Generator, alpha: float)
     return hands
 
 
+@pytest.mark.slow
 def test_balanced_dirichlet_is_distributed_as_the_original() -> None:
     """The mean share of a device's commonest class, over 60 splits each, against the procedure written out naively."""
     labels = np.repeat(np.arange(5), 40)

@@ -34,6 +34,7 @@ from fedhen.interrupts import RoundAbandoned, RunStopped, StopRequest
 from fedhen.models.model_files import model_path
 from support.families import two_exits
 from support.kills import lasting_files, same_run
+from support.marks import first_is_quick
 
 RESUME = ResumePolicy(resume=True)
 SETTINGS: dict[str, Any] = {"devices": {"active": 4}, "evaluation": {"every": 2}, "checkpoint": {"rounds": 2}}
@@ -64,7 +65,13 @@ def again(folder: Path) -> Experiment:
     return build_experiment(config, data=data(), family=two_exits(), accelerator="cpu")
 
 
-def unfinished(folder: Path) -> Path:
+def resumed(folder: Path, **more: Any) -> fedhen.Trained:
+    given: dict[str, Any] = {"family": two_exits(), "data": data(), "accelerator": "cpu", **more}
+    return fedhen.resume(folder, activate=lambda number, losses: [number, 9 - number], **given)
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run as it is after its sixth round of eight: two checkpoints, and lines of one round more."""
 
     class Crash(Exception):
@@ -75,26 +82,35 @@ def unfinished(folder: Path) -> Path:
             raise Crash
         return [number, 9 - number]
 
+    folder = tmp_path_factory.mktemp("unfinished") / "run"
     with pytest.raises(Crash):
         train(folder, activate=activate)
     assert checkpoint_files.list_rounds(folder / "checkpoints") == [6, 4]
     return folder
 
 
-def resumed(folder: Path, **more: Any) -> fedhen.Trained:
-    given: dict[str, Any] = {"family": two_exits(), "data": data(), "accelerator": "cpu", **more}
-    return fedhen.resume(folder, activate=lambda number, losses: [number, 9 - number], **given)
+@pytest.fixture
+def folder(unfinished: Path, tmp_path: Path) -> Path:
+    """A copy of it, which a test may change."""
+    return shutil.copytree(unfinished, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run without the crash."""
+    folder = tmp_path_factory.mktemp("trained") / "whole"
+    train(folder, activate=lambda number, losses: [number, 9 - number])
+    return folder
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> Path:
-    """The same run without the crash."""
-    train(tmp_path / "whole", activate=lambda number, losses: [number, 9 - number])
-    return tmp_path / "whole"
+def whole(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, which a test may change."""
+    return shutil.copytree(trained, tmp_path / "whole")
 
 
-@pytest.mark.parametrize("local", ["plain", "feddyn"])
-@pytest.mark.parametrize("rows", ["host", "disk"])
+@pytest.mark.parametrize("local", first_is_quick(["feddyn", "plain"]))
+@pytest.mark.parametrize("rows", first_is_quick(["disk", "host"]))
 def test_a_run_from_python_is_resumed_to_the_same_bytes(local: str, rows: str, tmp_path: Path) -> None:
     """Own family, own data, own activation; the result has all rounds, and its models."""
 
@@ -161,9 +177,8 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     assert checkpoint_files.open_checkpoint(place, 2).round == 2
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "no rounds", "an odd round"])
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, whole: Path, tmp_path: Path) -> None:
-    folder = unfinished(tmp_path / "run")
+@pytest.mark.parametrize("damage", first_is_quick(["flip", "truncate", "missing", "no rounds", "an odd round"]))
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, whole: Path, folder: Path) -> None:
     path = folder / "checkpoints" / "round-000006.safetensors"
     if damage == "flip":
         path.write_bytes(path.read_bytes()[:-1] + b"\x07")
@@ -180,8 +195,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, whole: P
     assert same_run(whole, folder)
 
 
-def test_a_run_without_a_good_checkpoint_is_restarted_only_on_request(whole: Path, tmp_path: Path) -> None:
-    folder = unfinished(tmp_path / "run")
+def test_a_run_without_a_good_checkpoint_is_restarted_only_on_request(whole: Path, folder: Path) -> None:
     for path in folder.glob("checkpoints/*.safetensors"):
         path.write_bytes(b"")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -200,8 +214,7 @@ def test_a_finished_run_without_a_checkpoint_is_restarted_only_on_request(whole:
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
 
-def test_torn_and_later_lines_are_cut_off(whole: Path, tmp_path: Path) -> None:
-    folder = unfinished(tmp_path / "run")
+def test_torn_and_later_lines_are_cut_off(whole: Path, folder: Path) -> None:
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 7
     with (folder / "rounds.jsonl").open("a") as file:
         file.write('{"round": 8, "active": [1')
@@ -219,8 +232,7 @@ CHANGES: list[tuple[str, Callable[[list[Any]], None]]] = [
 
 
 @pytest.mark.parametrize(("part", "change"), CHANGES)
-def test_other_data_is_refused_by_name(part: str, change: Callable[[list[Any]], None], tmp_path: Path) -> None:
-    folder = unfinished(tmp_path / "run")
+def test_other_data_is_refused_by_name(part: str, change: Callable[[list[Any]], None], folder: Path) -> None:
     with pytest.raises(UserError, match=f"other data: the {part} are not"):
         resumed(folder, data=data(change))
     other = two_exits()
@@ -277,12 +289,11 @@ HOSTILE: Sequence[tuple[str, Callable[[dict[str, Any], list[Entry]], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change"), HOSTILE)
+@pytest.mark.parametrize(("name", "change"), first_is_quick(HOSTILE))
 def test_a_checkpoint_with_right_checksums_is_still_compared(
-    name: str, change: Callable[[dict[str, Any], list[Entry]], None], whole: Path, tmp_path: Path
+    name: str, change: Callable[[dict[str, Any], list[Entry]], None], whole: Path, folder: Path, tmp_path: Path
 ) -> None:
     """Names, shapes, types and devices must be the run's own; else the one before is taken."""
-    folder = unfinished(tmp_path / "run")
     forged(folder, change)
     outside = sorted(path.name for path in tmp_path.iterdir())
     with pytest.warns(UserWarning, match="the checkpoint of round 6 cannot be used"):
@@ -290,9 +301,8 @@ def test_a_checkpoint_with_right_checksums_is_still_compared(
     assert same_run(whole, folder) and sorted(path.name for path in tmp_path.iterdir()) == outside
 
 
-def test_a_rewritten_checkpoint_with_the_same_content_is_used(whole: Path, tmp_path: Path) -> None:
+def test_a_rewritten_checkpoint_with_the_same_content_is_used(whole: Path, folder: Path) -> None:
     """So that the refusals above are of what they change."""
-    folder = unfinished(tmp_path / "run")
     forged(folder, lambda about, entries: None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -301,12 +311,11 @@ def test_a_rewritten_checkpoint_with_the_same_content_is_used(whole: Path, tmp_p
     assert same_run(whole, folder)
 
 
-def test_pickles_and_monstrous_headers_are_not_read(tmp_path: Path) -> None:
+def test_pickles_and_monstrous_headers_are_not_read(folder: Path) -> None:
     """The checksum of the file may be right: safetensors reads its header, and nothing else does."""
     import hashlib
     import pickle
 
-    folder = unfinished(tmp_path / "run")
     place = folder / "checkpoints"
     huge = json.dumps({"server.0": {"dtype": "F32", "shape": [2**60], "data_offsets": [0, 2**62]}}).encode()
     for bad in (pickle.dumps({"server.0": 1}), (2**62).to_bytes(8, "little"), len(huge).to_bytes(8, "little") + huge):
@@ -362,6 +371,7 @@ def test_stopping_on_a_full_disk_reports_what_is_saved(whole: Path, tmp_path: Pa
     assert str(told.value).startswith("stopped after round 5, of which 4 are saved; resume with: fedhen resume ")
 
 
+@pytest.mark.slow
 def test_a_round_can_be_undone_at_any_point(tmp_path: Path) -> None:
     """Thrown out of the scoring, when server, last models and memories are already those of the next round."""
     train(tmp_path / "whole", local={"name": "scaffold"})

@@ -23,6 +23,7 @@ from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 from fedhen.experiment.build import build_experiment
 from fedhen.reports.partition import ALL_DEVICES, Partition, draw_partition, make_table, to_dict, write_partition
+from support.marks import first_is_quick
 
 # Two simple devices and one complex device.
 COUNTS = [[4, 0, 0], [1, 1, 2], [0, 6, 2]]
@@ -128,7 +129,7 @@ def test_the_drawing_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet", "dirichlet-by-class"])
+@pytest.mark.parametrize("kind", first_is_quick(["dirichlet", "iid", "dirichlet-by-class"]))
 def test_the_command_shows_the_split_that_a_run_trains_on(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +155,7 @@ def test_the_command_shows_the_split_that_a_run_trains_on(
     assert f"{100 * sum(tops) / 6:.1f} %" in shown
 
 
+@pytest.mark.slow
 def test_without_out_every_call_gets_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
@@ -161,6 +163,7 @@ def test_without_out_every_call_gets_a_new_folder(tmp_path: Path, monkeypatch: p
     assert sorted(p.name for p in Path("runs").iterdir()) == ["partition-digits", "partition-digits-2"]
 
 
+@pytest.mark.slow
 def test_your_own_data_and_a_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x, y = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 4
     np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedhen.models.pooling import mix_pool2d
+from support.marks import first_is_quick
 
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="Triton is made for Linux alone")
@@ -143,9 +144,9 @@ def test_a_rewritten_network_computes_the_same() -> None:
     assert forms_agree(module, rewritten, x)
 
 
-@pytest.mark.parametrize("tier", ["simple", "complex"])
-@pytest.mark.parametrize("pool", [4, 1])
-@pytest.mark.parametrize("classes", [10, 100])
+@pytest.mark.parametrize("tier", first_is_quick(["simple", "complex"]))
+@pytest.mark.parametrize("pool", first_is_quick([4, 1]))
+@pytest.mark.parametrize("classes", first_is_quick([10, 100]))
 def test_the_papers_networks_are_rewritten(classes: int, pool: int, tier: str) -> None:
     """Left as they are, they would train all the same, at half the speed."""
     from fedhen.engines.cuda.fusing import fuse
