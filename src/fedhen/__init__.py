@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedhen.api import Trained, evaluate, load, report, resume, train
     from fedhen.data.dataset import Data, arrays, per_device
     from fedhen.models.family import Family
+    from fedhen.tasks import Task
 
 # Imported at first use: the reports and the help need no torch.
 _HOMES = {
@@ -20,6 +21,7 @@ _HOMES = {
     "fedhen.api": ("Trained", "evaluate", "load", "report", "resume", "train"),
     "fedhen.data.dataset": ("Data", "arrays", "per_device"),
     "fedhen.models.family": ("Family",),
+    "fedhen.tasks": ("Task",),
 }
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "Data",
     "Family",
     "Method",
+    "Task",
     "Trained",
     "UserError",
     "__version__",
@@ -47,4 +50,6 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(home), name)
+    if name == "tasks":
+        return importlib.import_module("fedhen.tasks")
     raise AttributeError(f"module 'fedhen' has no attribute {name!r}")

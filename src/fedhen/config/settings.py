@@ -92,6 +92,11 @@ class ModelConfig:
     """The model family. Input channels, input size and classes follow from the data."""
 
     family: str = setting("preact-resnet", "model family; 'python' if it was passed from Python")
+    initial: str = setting(
+        "",
+        "a safetensors file with weights to start from, all or some; 'python' if they were passed from Python; "
+        "empty: as the models are built",
+    )
     widths: tuple[int, ...] = setting((64, 128, 256, 512), "channels of each stage")
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks of each stage")
     strides: tuple[int, ...] = setting((1, 2, 2, 2), "stride of each stage")

@@ -13,7 +13,7 @@ import torch
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.methods import Method, load_method
 from fedhen.algorithm.sampling import Activate, make_sampler
-from fedhen.config.settings import Config, DataConfig
+from fedhen.config.settings import OWN, Config, DataConfig
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.inputs import list_tensors
@@ -30,6 +30,7 @@ from fedhen.experiment.experiment import Experiment
 from fedhen.experiment.reported_models import AllDevicesAverage, NoReportedModels, ReportedModels
 from fedhen.hardware.accelerator import choose_device
 from fedhen.models.family import Family
+from fedhen.models.model_files import read_initial_weights
 from fedhen.models.registry import make_family
 from fedhen.params import TierModels, count_bytes, pack, select
 from fedhen.tasks import Task
@@ -87,6 +88,10 @@ def build_population(
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
     outputs = task.count_outputs(torch.cat([data.y, data.y_test]), data.classes)
     family = family or make_family(config, data.shape, outputs)
+    if config.model.initial not in ("", OWN):
+        family = family.start_from(read_initial_weights(Path(config.model.initial)))
+    elif config.model.initial == OWN and not family.start:
+        raise UserError("the initial weights of this run were passed from Python: pass them again, as initial=...")
     tier_of = assign_tiers(config)
     omega = compute_omega([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
     return make_population(config, family, method, data, tier_of=tier_of, omega=omega, task=task, outputs=outputs)
