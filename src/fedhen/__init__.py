@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedhen.api import Trained, evaluate, load, report, resume, train
     from fedhen.data.dataset import Data, arrays, per_device
     from fedhen.models.family import Family
+    from fedhen.models.nesting import nest
 
 # Imported at first use: the reports and the help need no torch.
 _HOMES = {
@@ -20,6 +21,7 @@ _HOMES = {
     "fedhen.api": ("Trained", "evaluate", "load", "report", "resume", "train"),
     "fedhen.data.dataset": ("Data", "arrays", "per_device"),
     "fedhen.models.family": ("Family",),
+    "fedhen.models.nesting": ("nest",),
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "arrays",
     "evaluate",
     "load",
+    "nest",
     "per_device",
     "report",
     "resume",
