@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -185,8 +187,9 @@ def test_batch_norm_is_refused_unless_the_user_allows_it() -> None:
     assert torch.equal(family.initial(0)["bn1.running_mean"], torch.zeros(4)), "trying the model leaves no trace"
 
 
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.process)])
 @pytest.mark.parametrize("kind", ["sequential", "resnet"])
-def test_fedhen_trains_a_cut_model(kind: str) -> None:
+def test_fedhen_trains_a_cut_model(kind: str, workers: int) -> None:
     torch.manual_seed(0)
     x, y = (torch.randn(40, 6) if kind == "sequential" else torch.randn(40, 3, 8, 8)), torch.arange(40) % 3
     if kind == "sequential":
@@ -195,13 +198,30 @@ def test_fedhen_trains_a_cut_model(kind: str) -> None:
         family = nest(ResNet(), TWO, outputs=3, sample=x[:2])
     data = fedhen.per_device([(x[k::4], y[k::4]) for k in range(4)], x, y)
     done = fedhen.train(
-        family, data, rounds=2, training={"epochs": 1, "batch_size": 5}, runtime={"workers": 1}, accelerator="cpu"
+        family, data, rounds=2, training={"epochs": 1, "batch_size": 5}, runtime={"workers": workers}, accelerator="cpu"
     )
     assert [record["round"] for record in done.rounds] == [1, 2]
     start, end = family.initial(0), weights_of(done.model("complex"))
     assert all(not torch.equal(start[name], end[name]) for name in start), "every weight is trained"
     simple = weights_of(done.model("simple"))
     assert all(torch.equal(end[name], simple[name]) for name in simple), "the tiers share their weights"
+
+
+def test_a_saved_run_is_loaded_with_the_family(tmp_path: Path) -> None:
+    x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
+    family = nest(ResNet(), TWO, outputs=3, sample=x[:2])
+    data = fedhen.per_device([(x[:6], y[:6]), (x[6:], y[6:])], x, y)
+    short: dict[str, Any] = {
+        "rounds": 1,
+        "training": {"epochs": 1},
+        "runtime": {"workers": 1},
+        "server": {"rows_by_class": True},
+    }
+    done = fedhen.train(family, data, out=tmp_path / "run", accelerator="cpu", **short)
+    for tier in TWO:
+        loaded = fedhen.load(tmp_path / "run", tier, family=family)
+        for one, other in zip(loaded(x), done.model(tier)(x), strict=True):
+            assert torch.equal(one, other)
 
 
 WRONG: list[tuple[Mapping[str, str | None], dict[str, object], str]] = [
