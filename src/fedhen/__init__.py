@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedhen.api import Trained, evaluate, load, report, resume, train
     from fedhen.data.dataset import Data, arrays, per_device
     from fedhen.models.family import Family
+    from fedhen.models.nesting import nest
     from fedhen.tasks import Task
 
 # Imported at first use: the reports and the help need no torch.
@@ -21,6 +22,7 @@ _HOMES = {
     "fedhen.api": ("Trained", "evaluate", "load", "report", "resume", "train"),
     "fedhen.data.dataset": ("Data", "arrays", "per_device"),
     "fedhen.models.family": ("Family",),
+    "fedhen.models.nesting": ("nest",),
     "fedhen.tasks": ("Task",),
 }
 
@@ -39,6 +41,7 @@ __all__ = [
     "arrays",
     "evaluate",
     "load",
+    "nest",
     "per_device",
     "report",
     "resume",

@@ -89,9 +89,11 @@ class DevicesConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The model family. Input channels, input size and classes follow from the data."""
+    """The model family. Input channels, input size, context and classes follow from the data."""
 
-    family: str = setting("preact-resnet", "model family; 'python' if it was passed from Python")
+    family: str = setting(
+        "preact-resnet", "model family: preact-resnet for images, gpt for text; 'python' if it was passed from Python"
+    )
     initial: str = setting(
         "",
         "a safetensors file with weights to start from, all or some; 'python' if they were passed from Python; "
@@ -104,7 +106,7 @@ class ModelConfig:
         "depth", "depth: a tier ends after its stage; width: it has a share of every layer's channels; both: both"
     )
     exits: dict[str, int] = setting(
-        {"simple": 2, "complex": 4}, "the stage after which each tier ends, shallowest first"
+        {"simple": 2, "complex": 4}, "the stage after which each tier ends, shallowest first; of gpt the block"
     )
     rates: dict[str, float] = setting(
         {"simple": 0.25, "complex": 1.0}, "each tier's share of the channels, with nesting by width"
@@ -118,6 +120,8 @@ class ModelConfig:
         "uniform", "initial share of max pooling in an early exit; uniform: drawn from [0, 1)"
     )
     final_norm: bool = setting(False, "a norm and a ReLU before the last average pool")
+    width: int = setting(64, "gpt: numbers in the hidden state of a token", least=1)
+    heads: int = setting(4, "gpt: heads of the attention; they share the width", least=1)
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,13 @@ def load_data(config: DataConfig, root: Path, seed: int = 0) -> Data:
         raise UserError("the data of this run was passed from Python: pass it again from Python, as data=...")
     if name == DIGITS:
         data = load_digits()
-    elif name in PUBLISHED:
+    elif name in cifar.NAMES:
         data = cifar.read(PUBLISHED[name], root)
     elif "/" in name or os.sep in name or name.endswith(".npz"):
         data = read_own_data(Path(name))
     else:
         raise UserError(
-            f"{unknown_name('data set', name, (DIGITS, *PUBLISHED))}, or give the path of a folder or an .npz file"
+            f"{unknown_name('data set', name, (DIGITS, *cifar.NAMES))}, or give the path of a folder or an .npz file"
         )
     return _select(data, config, seed)
 
