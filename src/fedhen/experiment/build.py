@@ -97,7 +97,8 @@ def start_experiment(
     server = {tier: select(initial, holding.shapes) for tier, holding in population.holdings.items()}
     mean = make_empty_memories(server, population)
     check_ranks_agree(config, data, server, ranks)
-    kept = [server, mean] if config.evaluation.devices else [mean]
+    states = {tier: population.state_like(tier, weights) for tier, weights in server.items()}
+    kept = [server, states] if config.evaluation.devices else [states]
     needed = sum(sizes[tier] * count_bytes(models[tier]) for models in kept for tier in sizes)
     make_store = make_stores(config.runtime, where, needed)
     memory = make_store()
@@ -136,6 +137,6 @@ def make_empty_memories(server: TierModels, population: Population) -> TierModel
     if population.local.remember is None:
         return {tier: {} for tier in server}
     return {
-        tier: {n: torch.zeros_like(t) for n, t in weights.items() if n in population.holdings[tier].learned}
+        tier: {n: torch.zeros_like(t) for n, t in population.select_learned(tier, weights).items()}
         for tier, weights in server.items()
     }

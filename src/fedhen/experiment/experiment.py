@@ -37,7 +37,7 @@ class Experiment:
     memories: Memories
     last_models: ReportedModels
     memory: StateStore = field(default_factory=StateStore)
-    """What the devices that trained last on this rank remember; the engine writes it."""
+    """What the devices that trained last on this rank keep between their rounds; the engine writes it."""
     losses: dict[int, float] = field(default_factory=dict)
     """The loss that each device reported last."""
     played: int = 0
@@ -129,10 +129,7 @@ class Experiment:
 
     def state(self) -> State:
         """All that the next round needs."""
-        memory = {
-            tier: {n: t for n, t in weights.items() if n in self.population.holdings[tier].learned}
-            for tier, weights in self.server.items()
-        }
+        memory = {tier: self.population.state_like(tier, weights) for tier, weights in self.server.items()}
         return State(
             played=self.played,
             server=self.server,
