@@ -12,6 +12,7 @@ import torch
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.methods import Method, load_method
 from fedhen.algorithm.sampling import Activate, make_sampler
+from fedhen.algorithm.server_optimizers import make_server_optimizer
 from fedhen.config.settings import Config, DataConfig
 from fedhen.data import sources
 from fedhen.data.dataset import Data
@@ -107,6 +108,7 @@ def start_experiment(
     last_models: ReportedModels = NoReportedModels()
     if config.evaluation.devices:
         last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
+    optimizer = make_server_optimizer(config.server)
     return Experiment(
         population=population,
         engine=engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks)),
@@ -114,6 +116,8 @@ def start_experiment(
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,
+        optimizer=optimizer,
+        moments=optimizer.start(server, {t: holding.learned for t, holding in population.holdings.items()}),
         memory=memory,
         ranks=ranks,
     )

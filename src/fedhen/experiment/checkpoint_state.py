@@ -32,6 +32,8 @@ class State:
     server: TierModels
     mean: TierModels
     """Of the devices' memories."""
+    moments: TierModels
+    """Of the server's optimiser; empty if it has none."""
     losses: Mapping[int, float]
     """What each device reported last."""
     shelves: Mapping[str, StateStore]
@@ -49,7 +51,8 @@ class State:
 
     def models(self) -> dict[str, TierModels]:
         """The weights that tiers may share."""
-        return {"server": self.server, "mean": self.mean}
+        # Without a part for moments where there are none, as in checkpoints from before there were any.
+        return {"server": self.server, "mean": self.mean, **({"moments": self.moments} if self.moments else {})}
 
     @property
     def lasts(self) -> bool:
