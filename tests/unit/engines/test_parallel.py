@@ -85,7 +85,7 @@ def everything(run: Experiment) -> tuple[list[str], dict[str, bytes]]:
     records = [json.dumps(step.record) for step in run.play()]
     found = {
         f"{kind} {tier} {name}": tensor.contiguous().numpy().tobytes()
-        for kind, models in {**run.models(), "mean": run.memories.mean}.items()
+        for kind, models in {**run.models(), "mean": run.memories.mean, "moments": run.moments}.items()
         for tier, weights in models.items()
         for name, tensor in weights.items()
     }
@@ -107,6 +107,15 @@ def same_bytes(family: Family, data: Data, /, **settings: Any) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_and_local_variant(method: str, local: str) -> None:
     same_bytes(two_exits(), vectors(), method=method, local={"name": local})
+
+
+@pytest.mark.parametrize("local", ["plain", "feddyn"])
+@pytest.mark.parametrize("training", [{"momentum": 0.9}, {"optimizer": "adam"}, {"optimizer": "adamw"}], ids=str)
+def test_optimisers_whose_state_stays_on_the_device(training: dict[str, Any], local: str) -> None:
+    """A device's state travels to the worker that trains it and back; the server's optimiser has a state too."""
+    kept = {"lr": 0.01, "optimizer_state": "device", **training}
+    server = {"optimizer": "yogi", "lr": 0.1}
+    same_bytes(two_exits(), vectors(), training=kept, local={"name": local}, server=server, rounds=4)
 
 
 @pytest.mark.parametrize("method", ["fedhen", "heterofl"])
