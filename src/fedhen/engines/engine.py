@@ -76,9 +76,9 @@ def choose_fast_engine(start: EngineParts) -> Engine:
 def why_no_kernels(training: TrainingConfig) -> str:
     """Returns why the GPU engine's kernels cannot train with these settings, or nothing if they can."""
     reasons = {
-        "needs Triton, which is not installed": not has_triton(),
         f"has no kernel for training.optimizer={training.optimizer}": training.optimizer != "sgd",
         "has no kernel for training.optimizer_state=device": training.optimizer_state == "device",
+        "needs Triton, which is not installed": not has_triton(),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
 
