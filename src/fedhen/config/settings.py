@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fedhen.config.optimizer_settings import check_optimizers
 from fedhen.errors import UserError, unknown_name
 
 ACCELERATORS = ("auto", "cpu", "cuda")
@@ -14,10 +15,16 @@ OWN = "python"
 
 
 def setting(
-    default: Any, doc: str, *, least: float | None = None, above: float | None = None, most: float | None = None
+    default: Any,
+    doc: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
 ) -> Any:
     """Returns a dataclass field for a setting: its default, its meaning (`doc`) and its bounds."""
-    metadata = {"doc": doc, "least": least, "above": above, "most": most}
+    metadata = {"doc": doc, "least": least, "above": above, "most": most, "below": below}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -141,9 +148,23 @@ class TrainingConfig:
     lr_warmup: int = setting(
         0, "W, rounds over which the learning rate rises: times t / W in round t < W; 0: none", least=0
     )
-    momentum: float = setting(0.0, "momentum of SGD; it starts at 0 for every device and round", least=0)
+    optimizer: Literal["sgd", "adam", "adamw"] = setting(
+        "sgd", "what makes a step of the clipped gradient; adam and adamw need a smaller learning rate, like 0.001"
+    )
+    optimizer_state: Literal["round", "device"] = setting(
+        "round",
+        "round: momentum, moments and step counts start at 0 in every round; device: a device keeps its own from one of"
+        " its rounds to the next, and never sends them",
+    )
+    momentum: float = setting(0.0, "sgd: momentum", least=0)
+    beta1: float = setting(0.9, "adam, adamw: decay of the mean of the gradients", least=0, below=1)
+    beta2: float = setting(0.999, "adam, adamw: decay of the mean of their squares", least=0, below=1)
+    epsilon: float = setting(1e-8, "adam, adamw: added to the root of the mean square", above=0)
     weight_decay: float = setting(
-        0.001, "weight decay, for weights that have a gradient; added after the clip", least=0
+        0.001,
+        "weight decay, for weights that have a gradient: sgd and adam add it to the gradient after the clip, adamw"
+        " shrinks the weights apart from it",
+        least=0,
     )
     masked_loss: bool = setting(
         False, "set the logits of classes that a device does not hold to 0 in its loss (HeteroFL)"
@@ -163,6 +184,17 @@ class ServerConfig:
         "weights that a device holds but does not train (NoSide's exit on complex devices): average them, or skip them",
     )
     rows_by_class: bool = setting(False, "average an output row over the devices that hold its class (HeteroFL)")
+    optimizer: Literal["none", "momentum", "adagrad", "adam", "yogi"] = setting(
+        "none",
+        "what the server makes of the change Δ from its weights to the devices' average; none: it takes the average;"
+        " momentum: FedAvgM; the others: FedAdagrad, FedAdam, FedYogi",
+    )
+    lr: float = setting(1.0, "server's learning rate; adagrad, adam and yogi need a smaller one, like 0.03", above=0)
+    beta1: float = setting(0.9, "decay of the server's mean of Δ", least=0, below=1)
+    beta2: float = setting(0.99, "adam, yogi: decay of the server's mean of Δ²", least=0, below=1)
+    tau: float = setting(
+        0.001, "adagrad, adam, yogi: τ, added to the root of the mean of Δ², which starts at τ²", above=0
+    )
 
 
 @dataclass(frozen=True)
@@ -316,6 +348,7 @@ class Config:
                 raise UserError(f"targets.{tier} must be percents, above 0 and at most 100")
         if 0 in self.tier_sizes().values():
             raise UserError(f"devices.number={self.devices.number} leaves a tier without a device: raise it")
+        check_optimizers(self.training, self.server, self.local)
 
     def tier_sizes(self) -> dict[str, int]:
         """Returns the number of devices of each tier."""

@@ -13,6 +13,7 @@ import torch
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.methods import Method, load_method
 from fedhen.algorithm.sampling import Activate, make_sampler
+from fedhen.algorithm.server_optimizers import make_server_optimizer
 from fedhen.config.settings import OWN, Config, DataConfig
 from fedhen.data import sources
 from fedhen.data.dataset import Data
@@ -113,7 +114,8 @@ def start_experiment(
     population = replace(population, fixed=fixed)
     mean = make_empty_memories(server, population)
     check_ranks_agree(config, data, {**server, **{f"fixed {tier}": w for tier, w in fixed.items()}}, ranks)
-    kept = [server, mean] if config.evaluation.devices else [mean]
+    states = {tier: population.state_like(tier, weights) for tier, weights in server.items()}
+    kept = [server, states] if config.evaluation.devices else [states]
     needed = sum(sizes[tier] * count_bytes(models[tier]) for models in kept for tier in sizes)
     make_store = make_stores(config.runtime, where, needed)
     memory = make_store()
@@ -122,6 +124,7 @@ def start_experiment(
     last_models: ReportedModels = NoReportedModels()
     if config.evaluation.devices:
         last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
+    optimizer = make_server_optimizer(config.server)
     return Experiment(
         population=population,
         engine=engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks)),
@@ -129,6 +132,8 @@ def start_experiment(
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,
+        optimizer=optimizer,
+        moments=optimizer.start(server, {t: holding.learned for t, holding in population.holdings.items()}),
         memory=memory,
         ranks=ranks,
     )
@@ -153,6 +158,6 @@ def make_empty_memories(server: TierModels, population: Population) -> TierModel
     if population.local.remember is None:
         return {tier: {} for tier in server}
     return {
-        tier: {n: torch.zeros_like(t) for n, t in weights.items() if n in population.holdings[tier].learned}
+        tier: {n: torch.zeros_like(t) for n, t in population.select_learned(tier, weights).items()}
         for tier, weights in server.items()
     }

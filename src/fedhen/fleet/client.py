@@ -75,20 +75,20 @@ class FleetClient:
         return order.config_text
 
     def train_device(self, order: Order, config: Config, content: RecordDict) -> Answer:
-        """Trains the device as the simulator does, and saves its memory."""
+        """Trains the device as the simulator does, and saves what it keeps."""
         population = self.build_population(order, config)
         expected = self.expected_weights(population)
-        learned = {n: t for n, t in expected.items() if n in population.holdings[self.tier].learned}
+        learned = population.select_learned(self.tier, expected)
         model = protocol.unpack_weights(content.get("model"), expected)
         mean = protocol.unpack_weights(content.get("mean"), learned) if population.local.copies else {}
         files, devices = ClientState(self.state, order.run), SequentialDevices(population)
-        if population.local.remember is not None and order.memory:
-            devices.memory[0] = files.read(order.memory, learned)
+        if population.keeps_state and order.memory:
+            devices.memory[0] = files.read(order.memory, population.state_like(self.tier, expected))
         reply = devices.attempt(order.round, 0, Sent({self.tier: model}, {self.tier: mean}))
         if isinstance(reply, Failure):
             raise UserError(reply.error)
-        if population.local.remember is not None and is_finite(reply.weights):
-            # Saved before the answer is sent: if the server merges it, the device needs this memory next time.
+        if population.keeps_state and is_finite(reply.weights):
+            # Saved before the answer is sent: if the server merges it, the device needs this state next time.
             files.write(order.round, devices.memory[0], order.memory)
         return make_answer(reply, population)
 

@@ -118,7 +118,7 @@ class FleetDevices:
                 device=device,
                 tier=tier,
                 omega=self.population.omega[device],
-                memory=merged.get(device, 0) if self.population.local.remember is not None else 0,
+                memory=merged.get(device, 0) if self.population.keeps_state else 0,
                 inputs=self.population.data.shape,
                 classes=self.population.outputs,
                 config_digest=self.config_digest,
@@ -144,9 +144,8 @@ class FleetDevices:
     def read_update(self, device: int, content: RecordDict, sent: Sent) -> Update:
         """Builds the update of a simulated device from what only the real device can send."""
         population, tier = self.population, self.population.tier_of[device]
-        learned, local = population.holdings[tier].learned, population.local
-        model = sent.models[tier]
-        trained = {name: tensor for name, tensor in model.items() if name in learned}
+        local, model = population.local, sent.models[tier]
+        trained = population.select_learned(tier, model)
         changes = trained if local.remember is not None and local.infer_change is None else {}
         answer = protocol.read_answer(content, model, changes, population.outputs)
         if answer.change and is_finite(answer.weights) and not is_finite(answer.change):

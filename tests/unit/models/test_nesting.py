@@ -15,6 +15,7 @@ import fedhen
 from fedhen import Family, UserError, nest
 from fedhen.models.family import find_reached_weights, load_weights, weights_of
 from support.chains import Patches, ResNet
+from support.families import with_outputs
 
 TWO, THREE = {"simple": "layer2", "complex": "layer4"}, {"a": "layer1", "b": "layer2", "c": "layer4"}
 IMAGES = torch.randn(2, 3, 8, 8)
@@ -63,7 +64,7 @@ def test_a_sequential_in_two_tiers() -> None:
     ]
     assert {*complex_.state_dict()} == {*simple.state_dict(), "4.weight", "4.bias"}
     assert (parameters(simple), parameters(complex_)) == (74, 89)
-    family.check(torch.randn(2, 6), 3)
+    family.check(torch.randn(2, 6), with_outputs(3))
     check_nesting(family, model, torch.randn(5, 6))
     x = torch.randn(5, 6)
     assert torch.equal(same_weights(family)["complex"](x)[-1], model(x)), "the last exit is the model's own output"
@@ -80,7 +81,7 @@ def test_a_resnet_in_two_tiers() -> None:
     simple = 116 + 304 + 944 + 27
     assert parameters(family.build("simple")) == simple == 1391
     assert parameters(family.build("complex")) == simple + 1184 + 2328 + 39
-    family.check(IMAGES, 3)
+    family.check(IMAGES, with_outputs(3))
     check_nesting(family, model, IMAGES)
     names = {*family.initial(0)}
     assert {"layer4.0.downsample.0.weight", "heads.simple.1.weight", "heads.complex.1.bias"} <= names
@@ -94,7 +95,7 @@ def test_a_resnet_in_three_tiers_with_the_models_own_output() -> None:
     family = nest(model, THREE, {"a": "mix", "b": "mix", "c": None}, sample=IMAGES)
     a, b = 1 + 195, 1 + 99
     assert [parameters(family.build(tier)) for tier in "abc"] == [420 + a, 1364 + a + b, 1364 + 3512 + a + b + 39]
-    family.check(IMAGES, 3)
+    family.check(IMAGES, with_outputs(3))
     check_nesting(family, model, IMAGES)
     torch.testing.assert_close(same_weights(family)["c"](IMAGES)[-1], model(IMAGES))
     whole = nest(model, {"a": "layer1", "c": None}, sample=IMAGES)
@@ -181,9 +182,9 @@ def test_the_global_generator_is_left_alone() -> None:
 def test_batch_norm_is_refused_unless_the_user_allows_it() -> None:
     model = ResNet(norm=nn.BatchNorm2d)
     with pytest.raises(UserError, match=r"'bn1' \(BatchNorm2d\) of tier 'simple' stores 'running_mean'"):
-        nest(model, TWO, outputs=3, sample=IMAGES).check(IMAGES, 3)
+        nest(model, TWO, outputs=3, sample=IMAGES).check(IMAGES, with_outputs(3))
     family = nest(model, TWO, outputs=3, sample=IMAGES, average_buffers=True)
-    family.check(IMAGES, 3)
+    family.check(IMAGES, with_outputs(3))
     assert torch.equal(family.initial(0)["bn1.running_mean"], torch.zeros(4)), "trying the model leaves no trace"
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedhen import Family, UserError, nest
 from fedhen.models.family import find_reached_weights, load_weights
+from support.families import with_outputs
 
 # Importing transformers takes several seconds.
 pytestmark = pytest.mark.slow
@@ -70,7 +71,7 @@ def test_a_classifier_in_two_tiers() -> None:
     assert parameters(family) == [simple, simple + 2 * LAYER + POOLER + 27] == [915, 2214]
     outputs = check_nesting(family, model)
     torch.testing.assert_close(outputs["complex"][-1], model(IDS).logits)
-    family.check(IDS, 3)
+    family.check(IDS, with_outputs(3))
     names = {*family.build("simple").state_dict()} - {"heads.simple.linear.weight", "heads.simple.linear.bias"}
     assert names == {
         name for name in model.state_dict() if name.startswith(("bert.embeddings.", "bert.encoder.layer.0."))
@@ -89,7 +90,7 @@ def test_an_encoder_in_three_tiers_with_heads_of_all_kinds() -> None:
         linear = f"heads.{tier}.linear" if tier == "b" else f"heads.{tier}.1"
         expected = state @ weights[f"{linear}.weight"].T + weights[f"{linear}.bias"]
         torch.testing.assert_close(outputs["c"]["abc".index(tier)], expected)
-    family.check(IDS, 4)
+    family.check(IDS, with_outputs(4))
 
 
 def test_inputs_by_name_and_in_order_and_the_mean_without_padding() -> None:
@@ -163,7 +164,7 @@ def test_images_in_patches() -> None:
     model, x = make("ViTForImageClassification", "ViTConfig", **settings), torch.randn(2, 3, 8, 8)
     block = next(name for name, m in model.named_modules() if type(m).__name__ == "ViTLayer")
     family = nest(model, {"simple": block, "complex": None}, {"simple": "first"}, sample=x)
-    family.check(x, 3)
+    family.check(x, with_outputs(3))
     torch.testing.assert_close(family.build("complex").eval()(x)[-1], model(x).logits)
 
 
