@@ -310,7 +310,7 @@ def test_a_users_own_activation() -> None:
     doubled = fedhen.train(two_exits(), data, activate=lambda *_: [np.int64(2), 2, 1], **settings)
     assert doubled.rounds[0]["active"] == [1, 2]
     for wrong in ([99], [-1]):
-        with pytest.raises(fedhen.UserError, match="but they are 0 to 9"):
+        with pytest.raises(fedhen.UserError, match="numbered from 0 to 9"):
             fedhen.train(two_exits(), data, activate=lambda *_, w=wrong: w, **settings)
 
 
