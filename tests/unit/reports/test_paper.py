@@ -23,6 +23,7 @@ from fedhen.config.toml import to_toml
 from fedhen.errors import UserError
 from fedhen.reports.costs import Cost, Outcome, gain
 from fedhen.reports.curves import choose_looks
+from fedhen.reports.names import SEEDS
 from fedhen.reports.paper.accuracies import make_accuracy_table
 from fedhen.reports.paper.centralised import make_centralised_table
 from fedhen.reports.paper.figures import PaperFigure, make_figures
@@ -31,7 +32,6 @@ from fedhen.reports.paper.selection import match_reference, select_runs
 from fedhen.reports.paper.tables import make_further_tables, make_outcome_tables, make_paper_tables
 from fedhen.reports.paper.values import METHODS, ROUNDS_TO_TARGET
 from fedhen.reports.rendering import Table
-from fedhen.reports.tables import SEEDS
 from fedhen.runs.reader import Run, read_run
 from support.pages import Checker
 from support.report_fixtures import Curves, make_run, staircase, write_folder
