@@ -136,7 +136,10 @@ def nothing() -> tuple[list[list[float]], list[int]]:
             lambda: fedhen.arrays(*blobs(), *blobs(1), classes=2),
             "training data: label 2 is out of range, labels must be 0 to 1",
         ),
-        (lambda: fedhen.arrays([[1.0]], [-1], [[1.0]], [0]), "training data: label -1 is out of range, labels must be 0 to 0"),
+        (
+            lambda: fedhen.arrays([[1.0]], [-1], [[1.0]], [0]),
+            "training data: label -1 is out of range, labels must be 0 to 0",
+        ),
         (lambda: fedhen.arrays([[1.0]], [0.5], [[1.0]], [0]), "labels must be whole numbers, found float"),
         (lambda: fedhen.arrays([[1.0]], [0, 1], [[1.0]], [0]), "training data: 1 inputs need as many targets"),
         (
