@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from fedhen.algorithm.methods import DECOUPLE, FEDHEN, METHODS, NOSIDE, Method
     from fedhen.api import Trained, evaluate, load, report, resume, train
     from fedhen.data.dataset import Data, arrays, per_device
+    from fedhen.data.tables import from_table
+    from fedhen.data.torch_datasets import from_datasets
     from fedhen.models.family import Family
     from fedhen.models.nesting import nest
     from fedhen.tasks import Task
@@ -21,6 +23,8 @@ _HOMES = {
     "fedhen.algorithm.methods": ("DECOUPLE", "FEDHEN", "METHODS", "NOSIDE", "Method"),
     "fedhen.api": ("Trained", "evaluate", "load", "report", "resume", "train"),
     "fedhen.data.dataset": ("Data", "arrays", "per_device"),
+    "fedhen.data.tables": ("from_table",),
+    "fedhen.data.torch_datasets": ("from_datasets",),
     "fedhen.models.family": ("Family",),
     "fedhen.models.nesting": ("nest",),
     "fedhen.tasks": ("Task",),
@@ -40,6 +44,8 @@ __all__ = [
     "__version__",
     "arrays",
     "evaluate",
+    "from_datasets",
+    "from_table",
     "load",
     "nest",
     "per_device",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,7 @@ class Method:
         if kept == list(config.tiers):
             return config
         total = sum(config.tiers[tier] for tier in kept)
-        shares = {tier: config.tiers[tier] / total for tier in kept}
-        return replace(config, tiers=shares, targets={t: x for t, x in config.targets.items() if t in kept})
+        return config.with_tiers({tier: config.tiers[tier] / total for tier in kept})
 
 
 FEDHEN = Method("fedhen", sum_of_exits, share_common_weights)

@@ -178,7 +178,7 @@ def _of_one_tier(config: Config, tier: str | None) -> Config:
     known = config.model.rates if config.model.nesting == "width" else config.model.exits
     if tier not in known:
         raise unknown_name("tier", tier, known)
-    return replace(config, tiers={tier: 1.0}, targets={t: x for t, x in config.targets.items() if t == tier})
+    return config.with_tiers({tier: 1.0})
 
 
 def spread_over_seeds(choice: Choice, options: argparse.Namespace) -> list[Choice]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedhen.config.optimizer_settings import check_optimizers
@@ -35,8 +37,22 @@ class DataConfig:
     """Which data."""
 
     name: str = setting(
-        "digits", "data set: digits, cifar10, cifar100, or the path of a folder of images or an .npz file"
+        "digits",
+        "data set: digits, cifar10, cifar100, or the path of a folder of images, an .npz, .csv or .parquet file; "
+        "'python' or file.py:NAME if it is made by Python",
     )
+    by: str = setting(
+        "", "tables: the column that says which device a row belongs to; .npz: the array, by default `device`"
+    )
+    target: str = setting("", "tables: the column to predict")
+    inputs: tuple[str, ...] = setting((), "tables: the columns that models are given; by default all others")
+    test_share: float = setting(
+        0.1,
+        "tables: share of each device's rows that is held out for testing; not used if a column `split` says which",
+        least=0,
+        most=0.9,
+    )
+    size: int = setting(0, "folders: resize images to this height and width; 0: as they are", least=0, most=4096)
     limit: int = setting(0, "use the first images only, this many for training and for testing; 0: all", least=0)
     fraction: float = setting(1.0, "train on this share of the training images, drawn at random", above=0, most=1)
     augmentation: Literal["none", "crop-flip", "half-crop-flip"] = setting(
@@ -72,9 +88,10 @@ class TaskConfig:
 class SplitConfig:
     """How the data is split over the devices."""
 
-    kind: Literal["iid", "dirichlet", "dirichlet-by-class"] = setting(
+    kind: Literal["iid", "dirichlet", "dirichlet-by-class", "natural"] = setting(
         "iid",
-        "iid: at random; dirichlet: equal sizes, a class prior for each device; dirichlet-by-class: unequal sizes",
+        "iid: at random; dirichlet: equal sizes, a class prior for each device; dirichlet-by-class: unequal sizes; "
+        "natural: as the data says, which is set if the data comes split",
     )
     alpha: float = setting(0.3, "concentration of the Dirichlet splits; smaller is more unequal", above=0)
     minimum: int = setting(10, "dirichlet-by-class: the smallest number of images of a device", least=1)
@@ -84,7 +101,7 @@ class SplitConfig:
 class DevicesConfig:
     """The devices, and which of them are active in a round."""
 
-    number: int = setting(100, "number of devices, in the order of the tiers", least=1)
+    number: int = setting(100, "number of devices; data that comes split decides it", least=1)
     active: int = setting(10, "number of active devices in a round", least=1)
     sampling: Literal["uniform", "bernoulli", "loss"] = setting(
         "uniform",
@@ -92,6 +109,7 @@ class DevicesConfig:
         "loss: the candidates with the highest last reported loss (power of choice)",
     )
     candidates: int = setting(0, "loss: number of candidates that are drawn; 0: twice the active devices", least=0)
+    tiers: tuple[str, ...] = setting((), "the tier of each device; empty: in the order of `tiers`, by their shares")
 
 
 @dataclass(frozen=True)
@@ -309,7 +327,9 @@ class Config:
     split: SplitConfig = field(default_factory=SplitConfig)
     devices: DevicesConfig = field(default_factory=DevicesConfig)
     tiers: dict[str, float] = setting(
-        {"simple": 0.5, "complex": 0.5}, "the tiers, shallowest first, and the share of the devices that each has"
+        {"simple": 0.5, "complex": 0.5},
+        "the tiers, shallowest first, and the share of the devices that each has; counts of devices, or a list with "
+        "the tier of each device, become shares (and `devices.tiers`)",
     )
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -340,7 +360,8 @@ class Config:
         if not self.tiers or min(self.tiers.values()) <= 0:
             raise UserError("tiers needs at least one tier, and every tier a share above 0")
         if abs(sum(self.tiers.values()) - 1) > 1e-6:
-            raise UserError(f"the shares in tiers add up to {sum(self.tiers.values()):g}: they must add up to 1")
+            total = f"{sum(self.tiers.values()):g}"
+            raise UserError(f"the shares in tiers add up to {total}: they must add up to 1, or count the devices")
         for tier in self.targets:
             if tier not in self.tiers:
                 raise unknown_name("tier in targets", tier, self.tiers)
@@ -349,6 +370,11 @@ class Config:
         if 0 in self.tier_sizes().values():
             raise UserError(f"devices.number={self.devices.number} leaves a tier without a device: raise it")
         check_optimizers(self.training, self.server, self.local)
+        if self.devices.tiers and Counter(self.devices.tiers) != self.tier_sizes():
+            raise UserError(
+                f"devices.tiers has {_list(Counter(self.devices.tiers))}, but tiers and devices.number make "
+                f"{_list(self.tier_sizes())}: give tiers as the list, or make devices.tiers empty"
+            )
 
     def tier_sizes(self) -> dict[str, int]:
         """Returns the number of devices of each tier."""
@@ -357,3 +383,18 @@ class Config:
             total += share
             ends.append(round(total * self.devices.number))
         return {tier: ends[k + 1] - ends[k] for k, tier in enumerate(self.tiers)}
+
+    def tier_of_devices(self) -> list[str]:
+        """Returns the tier of every device, in the order of the devices."""
+        if self.devices.tiers:
+            return list(self.devices.tiers)
+        return [tier for tier, number in self.tier_sizes().items() for _ in range(number)]
+
+    def with_tiers(self, shares: Mapping[str, float]) -> Config:
+        """Returns the configuration with these tiers, whose devices are in their order, and targets of these only."""
+        targets = {tier: values for tier, values in self.targets.items() if tier in shares}
+        return replace(self, tiers=dict(shares), devices=replace(self.devices, tiers=()), targets=targets)
+
+
+def _list(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {tier}" for tier, number in counts.items())

@@ -80,7 +80,47 @@ def type_hints(section: type) -> dict[str, Any]:
 
 def from_mapping(values: Mapping[str, Any], base: Config | None = None) -> Config:
     """Makes a configuration from nested values over a base. Raises a UserError that names the key that is wrong."""
-    return typing.cast(Config, _section(Config, values, base or Config(), ""))
+    base = base or Config()
+    return typing.cast(Config, _section(Config, read_tiers(values, base), base, ""))
+
+
+def read_tiers(values: Any, base: Config) -> Any:
+    """Returns the values with tiers as shares, if they are counts of devices, or a list with each device's tier.
+
+    The list itself becomes `devices.tiers`.
+    """
+    if not isinstance(values, Mapping) or "tiers" not in values:
+        return values
+    tiers, devices = values["tiers"], values.get("devices", {})
+    number = devices.get("number", base.devices.number) if isinstance(devices, Mapping) else None
+    if not isinstance(number, numbers.Integral):
+        return values
+    if isinstance(tiers, list | tuple):
+        for tier in tiers:
+            if not isinstance(tier, str) or tier not in base.tiers:
+                raise unknown_name("tier in tiers", tier, base.tiers)
+        if len(tiers) != number:
+            raise UserError(f"tiers lists {len(tiers)} devices, and devices.number={number}: they must agree")
+        counts = {tier: tiers.count(tier) for tier in base.tiers if tier in tiers}
+        values = {**values, "devices": {**devices, "tiers": tiers}}
+    elif _are_counts(tiers):
+        counts = tiers
+        if sum(counts.values()) != number:
+            raise UserError(
+                f"tiers counts {sum(counts.values())} devices, and devices.number={number}: they must agree, "
+                "or give shares that add up to 1"
+            )
+    else:
+        return values
+    return {**values, "tiers": {tier: count / int(number) for tier, count in counts.items()}}
+
+
+def _are_counts(tiers: Any) -> bool:
+    """Returns whether a table has a whole number for each tier. A single tier with 1 has a share."""
+    whole = isinstance(tiers, Mapping) and all(
+        isinstance(each, numbers.Integral) and not isinstance(each, bool) and int(each) > 0 for each in tiers.values()
+    )
+    return whole and sum(tiers.values()) > 1
 
 
 def _section(section: type, values: Any, base: Any, prefix: str) -> Any:

@@ -24,8 +24,11 @@ GREY, DEEP = ("1", "L"), ("I", "F")
 """Pillow's modes of grey images, and the first letters of its modes with more than 8 bits per pixel."""
 
 
-def read_image_folder(path: Path) -> Data:
-    """Reads PNG and JPEG images of one size, grey or RGB; a UserError names the file that is wrong."""
+def read_image_folder(path: Path, side: int = 0) -> Data:
+    """Reads PNG and JPEG images, grey or RGB; a UserError names the file that is wrong.
+
+    They must have one size, unless `side` is the height and width that they are resized to.
+    """
     pillow = _import_pillow()
     classes = _list_classes(path / "train")
     found = [_list_images(path / part, classes) for part in PARTS]
@@ -33,10 +36,12 @@ def read_image_folder(path: Path) -> Data:
     headers = [_read_header(pillow, image) for image in everything]
     (width, height), _ = Counter(size for size, _ in headers).most_common(1)[0]
     for image, (size, _) in zip(everything, headers, strict=True):
-        if size != (width, height):
+        if size != (width, height) and not side:
             raise UserError(
-                f"{image} is {size[0]}×{size[1]} pixels, the others {width}×{height}: images must have one size"
+                f"{image} is {size[0]}×{size[1]} pixels, the others {width}×{height}: images must have one size; "
+                "data.size resizes them, like --set data.size=64"
             )
+    width, height = (side, side) if side else (width, height)
     mode = "L" if all(mode in GREY for _, mode in headers) else "RGB"
     x, x_test = (_read_pixels(pillow, [image for image, _ in part], mode, (height, width)) for part in found)
     y, y_test = (np.array([label for _, label in part]) for part in found)
@@ -92,7 +97,10 @@ def _read_pixels(pillow: ModuleType, paths: list[Path], mode: str, size: tuple[i
     x = np.empty((len(paths), len(mode), *size), np.uint8)
     for place, path in enumerate(paths):
         with _open_image(pillow, path) as image:
-            x[place] = np.asarray(image.convert(mode)).reshape(*size, len(mode)).transpose(2, 0, 1)
+            pixels = image.convert(mode)
+            if pixels.size != size[::-1]:
+                pixels = pixels.resize(size[::-1], pillow.Resampling.BILINEAR)
+            x[place] = np.asarray(pixels).reshape(*size, len(mode)).transpose(2, 0, 1)
     return x
 
 

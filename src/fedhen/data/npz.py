@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedhen.data.dataset import Data, arrays
+from fedhen.data.dataset import Data, Index, arrays
 from fedhen.data.pixels import Array, check_memory, normalise_pixels
 from fedhen.errors import UserError, one_line
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+DEVICE = "device"
+"""The array that says which device each training example belongs to, unless another one is named."""
 CHANNELS = (1, 3)
 
 
-def read_npz(path: Path) -> Data:
-    """Reads x_train, y_train, x_test and y_test from an .npz file; a UserError says what is wrong with one of them."""
-    content = _load(path)
+def read_npz(path: Path, by: str = "") -> Data:
+    """Reads x_train, y_train, x_test and y_test from an .npz file; a UserError says what is wrong with one of them.
+
+    If there is an array `device`, or another one named by `by`, it says which device each training example belongs to.
+    """
+    content = _load(path, by)
+    owners = content.pop(by or DEVICE, None)
     for name in ("x_train", "x_test"):
         content[name] = _convert_inputs(f"{path}: {name}", content[name])
     if content["x_train"].dtype != content["x_test"].dtype:
@@ -40,17 +46,28 @@ def read_npz(path: Path) -> Data:
         data = arrays(x, y, x_test, y_test, classes)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    data = data if owners is None else data.split(_split_examples(f"{path}: {by or DEVICE}", owners, len(y)))
     return normalise_pixels(data) if x.dtype == np.uint8 else data
 
 
-def _load(path: Path) -> dict[str, Array]:
+def _split_examples(label: str, owners: Array, number: int) -> list[Index]:
+    """Returns the examples of each device. The devices are the distinct values in sorted order."""
+    if owners.dtype.kind not in "iuUS" or owners.shape != (number,):
+        found = f"{owners.dtype} of shape {owners.shape}"
+        raise UserError(f"{label} must be whole numbers or text of shape ({number},), like y_train, found {found}")
+    devices, places = np.unique(owners, return_inverse=True)
+    return [np.flatnonzero(places == device) for device in range(len(devices))]
+
+
+def _load(path: Path, by: str) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as file:
-            if missing := [name for name in ARRAYS if name not in file]:
-                raise UserError(f"{path} lacks {', '.join(missing)}: it needs {', '.join(ARRAYS)}")
+            names = [*ARRAYS, *[by or DEVICE] * (bool(by) or DEVICE in file)]
+            if missing := [name for name in names if name not in file]:
+                raise UserError(f"{path} lacks {', '.join(missing)}: it needs {', '.join(names)}")
             # The sizes that the archive declares, before a bomb is unpacked: numpy reads no further than that.
-            check_memory(path, sum(info.file_size for info in _members(file)))
-            content = {name: file[name] for name in ARRAYS}
+            check_memory(path, sum(info.file_size for info in _members(file, names)))
+            content = {name: file[name] for name in names}
     except UserError:
         raise
     except MemoryError:
@@ -65,8 +82,8 @@ def _load(path: Path) -> dict[str, Array]:
     return content
 
 
-def _members(file: Any) -> Iterator[zipfile.ZipInfo]:
-    for name in ARRAYS:
+def _members(file: Any, names: Sequence[str]) -> Iterator[zipfile.ZipInfo]:
+    for name in names:
         found = [info for info in file.zip.infolist() if info.filename.removesuffix(".npy") == name]
         if len(found) != 1:
             raise UserError(f"{file.zip.filename} has {len(found)} arrays named {name}: it needs one")

@@ -84,6 +84,10 @@ def _sorted(hands: Any) -> list[Index]:
 def deal(data: Data, split: SplitConfig, devices: int, seed: int) -> list[Index]:
     """Deals the training data to the devices, as configured."""
     labels, rng = data.y.cpu().numpy(), seeds.stream(seed, "split")
+    if split.kind == "natural":
+        raise UserError(
+            "split.kind=natural needs data that comes split: name the devices' column with data.by, or choose iid"
+        )
     if split.kind != "iid" and not data.classes:
         raise UserError(f"split.kind={split.kind} needs a class for each example: choose iid, or bring data per device")
     if len(labels) < devices:

@@ -11,7 +11,7 @@ import torch
 
 from fedhen import seeds
 from fedhen.config.settings import OWN, DataConfig
-from fedhen.data import cifar
+from fedhen.data import cifar, tables
 from fedhen.data.dataset import Data
 from fedhen.data.digits import load_digits
 from fedhen.data.image_folder import read_image_folder
@@ -21,6 +21,14 @@ from fedhen.data.published import PUBLISHED
 from fedhen.errors import UserError, unknown_name
 
 DIGITS = "digits"
+OPTIONS = {
+    "by": "tables and .npz files",
+    "target": "tables",
+    "inputs": "tables",
+    "test_share": "tables",
+    "size": "folders of images",
+}
+"""Settings that only some kinds of data read."""
 
 
 def load_data(config: DataConfig, root: Path, seed: int = 0) -> Data:
@@ -32,37 +40,69 @@ def load_data(config: DataConfig, root: Path, seed: int = 0) -> Data:
         data = load_digits()
     elif name in cifar.NAMES:
         data = cifar.read(PUBLISHED[name], root)
-    elif "/" in name or os.sep in name or name.endswith(".npz"):
-        data = read_own_data(Path(name))
+    elif "/" in name or os.sep in name or name.endswith((".npz", *tables.SUFFIXES)):
+        return _select(read_own_data(Path(name), config, seed), config, seed)
     else:
-        raise UserError(
-            f"{unknown_name('data set', name, (DIGITS, *cifar.NAMES))}, or give the path of a folder or an .npz file"
-        )
+        named = unknown_name("data set", name, (DIGITS, *PUBLISHED))
+        raise UserError(f"{named}, or give the path of a folder, an .npz file or a table")
+    _refuse_unread(config)
     return _select(data, config, seed)
 
 
-def read_own_data(path: Path) -> Data:
-    """Reads a user's own data: a folder with train/CLASS/*.png and test/CLASS/*.png (or .jpg), or an .npz file."""
+def read_own_data(path: Path, config: DataConfig | None = None, seed: int = 0) -> Data:
+    """Reads a user's own data: a folder with train/CLASS/*.png and test/CLASS/*.png (or .jpg), an .npz file, a table.
+
+    The settings say how, and the seed decides which rows of a table are held out.
+    """
+    config = config or DataConfig()
     try:
         if path.is_dir():
-            return read_image_folder(path)
+            _refuse_unread(config, "size")
+            return read_image_folder(path, config.size)
         if not path.exists():
-            raise UserError(f"{path} does not exist: name a folder with train/CLASS and test/CLASS, or an .npz file")
+            kinds = "a folder with train/CLASS and test/CLASS, an .npz, .csv or .parquet file"
+            raise UserError(f"{path} does not exist: name {kinds}")
+        if path.suffix in tables.SUFFIXES:
+            _refuse_unread(config, "by", "target", "inputs", "test_share")
+            return tables.from_table(
+                path, config.target, by=config.by, inputs=config.inputs, test_share=config.test_share, seed=seed
+            )
         if path.suffix != ".npz":
-            raise UserError(f"{path} is neither a folder of images nor an .npz file")
-        return read_npz(path)
+            raise UserError(f"{path} is neither a folder of images nor an .npz, .csv or .parquet file")
+        _refuse_unread(config, "by")
+        return read_npz(path, config.by)
     except OSError as error:
         raise UserError(f"{error.filename or path} cannot be read: {error.strerror}") from None
+
+
+def is_drawn(config: DataConfig) -> bool:
+    """Returns whether the seed decides which examples there are: a share of them, or a table's rows for testing."""
+    return config.fraction < 1 or config.name.endswith(tables.SUFFIXES)
+
+
+def _refuse_unread(config: DataConfig, *read: str) -> None:
+    """Raises a UserError for a setting that would have no effect on this kind of data."""
+    for name, kind in OPTIONS.items():
+        if name not in read and getattr(config, name) != getattr(DataConfig(), name):
+            raise UserError(f"data.{name} is for {kind}, and the data is {config.name}: remove it")
 
 
 def _select(data: Data, config: DataConfig, seed: int) -> Data:
     if config.limit:
         first = slice(config.limit)
-        data = replace(data, x=take(data.x, first), y=data.y[first])
+        data = _keep(data, torch.arange(len(data.y))[first])
         data = replace(data, x_test=take(data.x_test, first), y_test=data.y_test[first])
     if config.fraction < 1:
         kept = max(1, round(config.fraction * len(data.y)))
         # The same draw as the IID split's: half of the examples are those of the first half of its devices.
         index = torch.from_numpy(np.sort(seeds.stream(seed, "split").permutation(len(data.y))[:kept]))
-        data = replace(data, x=take(data.x, index), y=data.y[index])
+        data = _keep(data, index)
     return data
+
+
+def _keep(data: Data, index: torch.Tensor) -> Data:
+    """Returns the data with only some training examples. Devices keep theirs of these."""
+    places = np.full(len(data.y), -1, np.int64)
+    places[index.numpy()] = np.arange(len(index))
+    shards = [places[shard][places[shard] >= 0] for shard in data.shards]
+    return replace(data, x=take(data.x, index), y=data.y[index], shards=tuple(shards))

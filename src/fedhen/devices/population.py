@@ -165,7 +165,7 @@ def check_task(task: Task, data: Data, config: Config) -> None:
 
 def assign_tiers(config: Config) -> list[str]:
     """Returns the tier of every device."""
-    return [tier for tier, number in config.tier_sizes().items() for _ in range(number)]
+    return config.tier_of_devices()
 
 
 def compute_omega(sizes: Sequence[int], tier_of: Sequence[str], pools: Sequence[tuple[str, ...]]) -> list[float]:

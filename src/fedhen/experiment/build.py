@@ -73,8 +73,8 @@ def build_populations(
         return sources.load_data(data, root, seed).to(where)
 
     for config, method in chosen:
-        # The seed decides which images a fraction keeps, so only then is the data loaded for each seed.
-        yield build_population(config, method, load(config.data, config.seed if config.data.fraction < 1 else 0))
+        # Only if the seed decides which examples there are is the data loaded for each seed.
+        yield build_population(config, method, load(config.data, config.seed if sources.is_drawn(config.data) else 0))
 
 
 def build_population(
@@ -85,7 +85,9 @@ def build_population(
     check_task(task, data, config)
     if data.shards and len(data.shards) != config.devices.number:
         raise UserError(f"devices.number={config.devices.number}, but data is given for {len(data.shards)} devices")
-    if not data.shards:
+    if data.shards:
+        config = replace(config, split=replace(config.split, kind="natural"))
+    else:
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
     outputs = task.count_outputs(torch.cat([data.y, data.y_test]), data.classes)
     family = family or make_family(config, data.shape, outputs)

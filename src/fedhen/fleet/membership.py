@@ -172,7 +172,7 @@ class Membership:
         number = len(self.members)
         active = min(config.devices.active, number)
         shares = {tier: counts[tier] / number for tier in config.tiers}
-        return replace(config, devices=replace(config.devices, number=number, active=active), tiers=shares)
+        return replace(config, devices=replace(config.devices, number=number, active=active, tiers=()), tiers=shares)
 
     def save(self, folder: Path, flower_run: int) -> None:
         """Saves the fleet in the run folder, with Flower's number of the run."""

@@ -145,5 +145,5 @@ def fit_to_nodes(config: Config, nodes: Mapping[str, int], active: int | None = 
     number = sum(nodes.values())
     if active is not None and not 1 <= active <= number:
         raise UserError(f"--active {active}: choose between 1 and {number}, the number of nodes")
-    devices = replace(config.devices, number=number, active=number if active is None else active)
+    devices = replace(config.devices, number=number, active=number if active is None else active, tiers=())
     return replace(config, devices=devices, tiers={tier: nodes[tier] / number for tier in config.tiers})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ SPLITS = {
     "iid": "IID split",
     "dirichlet": "Dirichlet split, α = {alpha:g}",
     "dirichlet-by-class": "Dirichlet split by class, α = {alpha:g}",
+    "natural": "natural split",
 }
 # Okabe and Ito's palette, as for the methods.
 TIER_COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#0072B2")
@@ -47,10 +47,9 @@ class Partition:
         return f"{config.recipe}: {Path(config.data.name).name}, {split}, seed {config.seed}"
 
     @property
-    def tiers(self) -> dict[str, range]:
-        sizes = self.config.tier_sizes()
-        ends = list(accumulate(sizes.values(), initial=0))
-        return {tier: range(ends[k], ends[k + 1]) for k, tier in enumerate(sizes)}
+    def tiers(self) -> dict[str, list[int]]:
+        tier_of = self.config.tier_of_devices()
+        return {tier: [d for d, own in enumerate(tier_of) if own == tier] for tier in self.config.tiers}
 
     def statistics(self) -> dict[str, dict[str, Any]]:
         """Returns images, classes and the share of the commonest class, for each tier and for all devices."""
@@ -133,7 +132,9 @@ def _draw_sizes(panel: Axes, partition: Partition) -> None:
     for place, (tier, devices) in enumerate(partition.tiers.items()):
         colour = TIER_COLOURS[place % len(TIER_COLOURS)]
         panel.bar(devices, [sizes[d] for d in devices], width=1.0, color=colour, edgecolor="white", linewidth=gap)
-        middle = (devices[0] + devices[-1]) / 2
+        # Tiers that were given device by device may be mixed: their names are spread over the axis.
+        mixed = (place + 0.5) * len(sizes) / len(partition.tiers)
+        middle = mixed if partition.config.devices.tiers else (devices[0] + devices[-1]) / 2
         panel.text(middle, 0.98 * top, f"{len(devices)} {tier}", ha="center", va="top", fontsize=8)
     panel.set_ylim(0, top)
     panel.set_ylabel("images", fontsize=8)
@@ -153,7 +154,7 @@ def _draw_classes(panel: Axes, partition: Partition) -> None:
     cells = panel.imshow(
         list(zip(*partition.counts, strict=True)), cmap=shades, vmin=0.5, aspect="auto", interpolation="none"
     )
-    for devices in list(partition.tiers.values())[1:]:
+    for devices in list(partition.tiers.values())[1:] if not partition.config.devices.tiers else ():
         panel.axvline(devices[0] - 0.5, color="black", lw=1.2)
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, nbins=10, steps=[1, 2, 5, 10]))

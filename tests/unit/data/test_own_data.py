@@ -128,7 +128,19 @@ def test_a_constant_channel_is_shifted_but_not_divided_by_zero(tmp_path: Path) -
 
 def test_an_image_of_another_size_is_named(folder: Path) -> None:
     save(folder / "test" / "cat" / "wide.png", pixels(4, 6))
-    assert f"{folder / 'test' / 'cat' / 'wide.png'} is 6×4 pixels, the others 5×4" in refused(folder)
+    said = refused(folder)
+    assert f"{folder / 'test' / 'cat' / 'wide.png'} is 6×4 pixels, the others 5×4" in said and "data.size=64" in said
+
+
+def test_images_of_unequal_size_are_resized_on_demand(folder: Path) -> None:
+    wide = save(folder / "test" / "bird" / "wide.png", pixels(6, 12))
+    save(folder / "train" / "bird" / "flat.png", np.full((3, 7), 9, np.uint8))
+    data = load_data(DataConfig(name=str(folder), size=6), folder)
+    assert data.x.shape == (9, 1, 6, 6) and data.x_test.shape == (3, 1, 6, 6)
+    (bird,) = data.x_test[data.y_test == 0].numpy()
+    assert np.array_equal(bird[0], np.asarray(Image.fromarray(wide).resize((6, 6), Image.Resampling.BILINEAR)))
+    (flat,) = data.x[data.y == 0].numpy()
+    assert (flat == 9).all()
 
 
 def test_folders_that_do_not_fit_are_named(folder: Path) -> None:
@@ -283,5 +295,7 @@ def test_pickles_are_not_opened_and_unknown_files_are_refused(tmp_path: Path) ->
     (tmp_path / "one.npy").rename(path)
     assert "is not an .npz file, or is damaged" in refused(path)
     path.rename(tmp_path / "own.csv")
-    assert "is neither a folder of images nor an .npz file" in refused(tmp_path / "own.csv")
+    assert "which column is the target" in refused(tmp_path / "own.csv") or "UTF-8" in refused(tmp_path / "own.csv")
+    (tmp_path / "own.csv").rename(tmp_path / "own.txt")
+    assert "is neither a folder of images nor an .npz, .csv or .parquet file" in refused(tmp_path / "own.txt")
     assert "does not exist" in refused(tmp_path / "nowhere")

@@ -11,7 +11,8 @@ from fedhen.errors import UserError
 from fedhen.reports import auto_targets, compare, rounds_to_target
 from fedhen.reports.comparison import list_warnings
 from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, byte_unit, gain
-from fedhen.reports.tables import make_cost_table, make_outcome_table
+from fedhen.reports.outcome import make_outcome_table
+from fedhen.reports.tables import make_cost_table
 from fedhen.reports.targets import RequestedTargets, choose_targets
 from fedhen.runs.reader import Run
 from fedhen.runs.records import Timing

@@ -1,0 +1,231 @@
+"""Tables become data: numbers are inputs, a column names the device of each row, and what is wrong is named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import fedhen
+from fedhen.config.settings import DataConfig
+from fedhen.data.sources import load_data, read_own_data
+from fedhen.errors import UserError
+
+ROWS: dict[str, list[Any]] = {
+    "user": ["bob", "ann", "bob", "eve", "ann", "eve"],
+    "age": [50, 30, 51, 40, 31, 41],
+    "weight": [80.5, 60.0, 81.5, 70.0, 61.0, 71.0],
+    "ill": ["no", "yes", "no", "maybe", "no", "no"],
+}
+INPUTS = [[50, 80.5], [30, 60.0], [51, 81.5], [40, 70.0], [31, 61.0], [41, 71.0]]
+
+
+class Columns:
+    """Stands for `datasets.Dataset`: it has names of columns, and each column by its name."""
+
+    column_names = tuple(ROWS)
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return ROWS[name]
+
+
+def write_csv(path: Path, rows: dict[str, list[Any]]) -> Path:
+    lines = [",".join(rows), *(",".join(map(str, row)) for row in zip(*rows.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def forms(folder: Path) -> dict[str, Any]:
+    """The same table in every form."""
+    frame = pandas.DataFrame(ROWS)
+    frame.to_parquet(folder / "people.parquet")
+    return {
+        "csv": write_csv(folder / "people.csv", ROWS),
+        "parquet": folder / "people.parquet",
+        "frame": frame,
+        "categories": frame.astype({"user": "category", "ill": "category"}),
+        "datasets": Columns(),
+        "mapping": ROWS,
+    }
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "frame", "categories", "datasets", "mapping"])
+def test_devices_are_the_values_of_a_column_in_order(tmp_path: Path, form: str) -> None:
+    data = fedhen.from_table(forms(tmp_path)[form], "ill", by="user", test_share=0)
+    assert data.x.tolist() == INPUTS and data.x.dtype == torch.float32
+    assert [shard.tolist() for shard in data.shards] == [[1, 4], [0, 2], [3, 5]]
+    assert data.y.tolist() == [1, 2, 1, 0, 1, 1] and data.classes == 3, "maybe, no, yes"
+    assert not len(data.y_test)
+
+
+def test_numbers_that_name_devices_are_in_order_of_size_and_keep_their_spelling(tmp_path: Path) -> None:
+    rows: dict[str, list[Any]] = {"id": ["10", "9", "09", "100"], "x": [1, 2, 3, 4], "y": [0, 1, 0, 1]}
+    for table in (rows, write_csv(tmp_path / "t.csv", rows)):
+        data = fedhen.from_table(table, "y", by="id", test_share=0)
+        assert [data.x[shard].flatten().tolist() for shard in data.shards] == [[3], [2], [1], [4]]
+    data = fedhen.from_table({**rows, "id": [10, 9, 9, 100]}, "y", by="id", test_share=0)
+    assert [shard.tolist() for shard in data.shards] == [[1, 2], [0], [3]]
+
+
+def test_a_share_of_each_device_is_held_out_and_the_seed_draws_it() -> None:
+    """Of 40, 20 and 4 rows a tenth is 4, 2 and 0.4. Over the ten small devices that is 4 rows in all."""
+    owners = [0] * 40 + [1] * 20 + [device for device in range(2, 12) for _ in range(4)]
+    table = {"id": owners, "x": range(100), "y": [0.5] * 100}
+    data = fedhen.from_table(table, "y", by="id", seed=1)
+    held = data.x_test.flatten().long()
+    assert np.bincount(np.array(owners)[held])[:2].tolist() == [4, 2] and len(held) == 10
+    assert sorted([*held.tolist(), *data.x.flatten().long().tolist()]) == list(range(100))
+    assert [len(shard) for shard in data.shards[:2]] == [36, 18] and sum(map(len, data.shards)) == 90
+    assert torch.equal(fedhen.from_table(table, "y", by="id", seed=1).x_test, data.x_test)
+    assert not torch.equal(fedhen.from_table(table, "y", by="id", seed=2).x_test, data.x_test)
+
+
+def test_a_column_split_says_which_rows_are_for_testing() -> None:
+    split = ["train", "train", "test", "train", "train", "test"]
+    data = fedhen.from_table({**ROWS, "split": split}, "ill", by="user")
+    assert data.x.tolist() == [INPUTS[k] for k in (0, 1, 3, 4)] and data.x_test.tolist() == [INPUTS[2], INPUTS[5]]
+    assert [shard.tolist() for shard in data.shards] == [[1, 3], [0], [2]]
+    other = fedhen.from_table({**ROWS, "split": [1, 2, 3, 4, 5, 6]}, "ill", by="user", test_share=0)
+    assert other.x[:, 2].tolist() == [1, 2, 3, 4, 5, 6], "a column of numbers is an input like any other"
+
+
+def test_another_table_may_be_for_testing() -> None:
+    data = fedhen.from_table(ROWS, "ill", by="user", test={"age": [1], "weight": [2.0], "ill": ["yes"]})
+    assert len(data.y) == 6 and data.x_test.tolist() == [[1, 2]] and data.y_test.tolist() == [2]
+    with pytest.raises(UserError, match="the table: class 'odd' of column 'ill' is only in the test table"):
+        fedhen.from_table(ROWS, "ill", by="user", test={"age": [1], "weight": [2.0], "ill": ["odd"]})
+    with pytest.raises(UserError, match="unknown column in test 'weight': choose from age, ill"):
+        fedhen.from_table(ROWS, "ill", by="user", test={"age": [1], "ill": ["no"]})
+
+
+def test_without_devices_the_data_is_split_by_the_settings() -> None:
+    data = fedhen.from_table(ROWS, "weight", inputs=["age"], test_share=0)
+    assert data.shards == () and data.x.tolist() == [[row[0]] for row in INPUTS]
+    assert data.y.tolist() == ROWS["weight"] and data.y.dtype == torch.float32 and data.classes == 0
+
+
+def test_columns_of_arrays_are_inputs_by_name() -> None:
+    """As of `datasets.Dataset` with ids and an attention mask."""
+    table = {"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 0], [1, 1]], "label": [0, 1]}
+    data = fedhen.from_table(table, "label", test_share=0)
+    assert {name: tensor.tolist() for name, tensor in data.x.items()} == {n: table[n] for n in table if n != "label"}
+    assert data.x["input_ids"].dtype == torch.int64
+    cells = pandas.DataFrame({"x": [np.zeros((2, 3)), np.ones((2, 3))], "y": [0.0, 1.0]})
+    assert fedhen.from_table(cells, "y", test_share=0).x.shape == (2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "says"),
+    [
+        ({}, {"target": "income"}, "unknown column in target 'income': choose from user, age, weight, ill"),
+        ({}, {"by": "userid"}, "unknown column in by 'userid': did you mean 'user'?"),
+        ({}, {"inputs": ["age", "size"]}, "unknown column in inputs 'size'"),
+        ({}, {"target": ""}, "which column is the target? choose data.target from user, age, weight, ill"),
+        ({}, {"by": ""}, "column 'user' is text (like 'bob'): write it as numbers, or choose other columns"),
+        ({"age": [1, 2, 3, 4, 5, ""]}, {}, "column 'age' has an empty cell"),
+        ({"age": [1, 2, 3, 4, 5, "old"]}, {}, "column 'age' is text (like 'old')"),
+        ({"weight": [1.0, 2, 3, 4, 5, np.nan]}, {}, "column 'weight' has empty cells or numbers that are not finite"),
+        ({"user": ["a", "b", "", "d", "e", "f"]}, {}, "column 'user' is empty in row 3"),
+        ({"ill": ["a", "b", "", "d", "e", "f"]}, {}, "column 'ill' has an empty cell"),
+        ({"age": [1, 2, 3]}, {}, "its columns have unequal lengths: 'user' has 6, 'age' has 3"),
+        ({"age": [[1], [2], [3], [4], [5], [6, 7]]}, {}, "column 'age' has rows of unequal lengths"),
+        (
+            {"split": ["test", "train", "test", "train", "train", "train"]},
+            {},
+            "device bob has no rows to train on: give it some, or remove it",
+        ),
+        ({name: [] for name in ROWS}, {}, "it has no rows"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_one_line(changes: dict[str, Any], options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as error:
+        fedhen.from_table({**ROWS, **changes}, **{"target": "ill", "by": "user", **options})
+    assert str(error.value).startswith(f"the table: {says}") and "\n" not in str(error.value)
+
+
+def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the table: it is int: pass a DataFrame, a path"):
+        fedhen.from_table(3, "y")
+    for content, says in (
+        (b"a,b\n1,2\n3\n", "line 3 has 1 cells, and the first line names 2 columns"),
+        (b"a,a\n1,2\n", "it has two columns 'a': rename one of them"),
+        (b"\xff\xfe\x00", "it is not a CSV file in UTF-8"),
+        (b"", "it has no rows"),
+        (b"a,b\n", "it has no rows"),
+    ):
+        (tmp_path / "t.csv").write_bytes(content)
+        with pytest.raises(UserError, match=says) as error:
+            fedhen.from_table(tmp_path / "t.csv", "b")
+        assert str(error.value).startswith(f"{tmp_path / 't.csv'}: ") and "\n" not in str(error.value)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="it is not a Parquet file, or is damaged"):
+        fedhen.from_table(str(tmp_path / "t.parquet"), "b")
+    with pytest.raises(UserError, match="it cannot be read: No such file"):
+        fedhen.from_table(tmp_path / "nowhere.csv", "b")
+
+
+def test_without_pandas_only_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = forms(tmp_path)
+    for name in ("pandas", "pyarrow"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert len(fedhen.from_table(table["csv"], "ill", by="user").shards) == 3
+    with pytest.raises(UserError, match=r"needs pandas and pyarrow: pip install 'fedhen\[tables\]'"):
+        fedhen.from_table(table["parquet"], "ill", by="user")
+
+
+def test_settings_read_a_table_as_python_does(tmp_path: Path) -> None:
+    path = str(write_csv(tmp_path / "people.csv", ROWS))
+    settings = DataConfig(name=path, by="user", target="ill", inputs=("age",), test_share=0.4)
+    data = load_data(settings, tmp_path, seed=3)
+    same = fedhen.from_table(path, "ill", by="user", inputs=["age"], test_share=0.4, seed=3)
+    assert torch.equal(data.x, same.x) and torch.equal(data.x_test, same.x_test) and len(data.y_test) == 2
+    some = load_data(DataConfig(name=path, by="user", target="ill", test_share=0, fraction=0.8), tmp_path, seed=3)
+    assert len(some.y) == 5 and sorted(np.concatenate(some.shards).tolist()) == list(range(5))
+    whole = fedhen.from_table(path, "ill", by="user", test_share=0)
+    for kept, shard in zip(some.shards, whole.shards, strict=True):
+        assert {*map(tuple, some.x[kept].tolist())} <= {*map(tuple, whole.x[shard].tolist())}
+    with pytest.raises(UserError, match=r"which column is the target"):
+        load_data(DataConfig(name=path), tmp_path)
+    with pytest.raises(UserError, match=r"data\.size is for folders of images"):
+        load_data(DataConfig(name=path, target="ill", size=3), tmp_path)
+    with pytest.raises(UserError, match=r"data\.by is for tables and \.npz files, and the data is digits: remove it"):
+        load_data(DataConfig(by="user"), tmp_path)
+
+
+# Arrays with a device for each example
+
+
+def npz(folder: Path, device: object, name: str = "device") -> Path:
+    x, y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 0, 1, 0, 1])
+    np.savez(folder / "own.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2], **{name: np.array(device)})  # type: ignore[arg-type]
+    return folder / "own.npz"
+
+
+@pytest.mark.parametrize("device", [[7, 7, 3, 3, 3, 9], ["b", "b", "a", "a", "a", "c"]])
+def test_an_npz_file_may_name_each_examples_device(tmp_path: Path, device: list[Any]) -> None:
+    expected = [[2, 3, 4], [0, 1], [5]]
+    assert [s.tolist() for s in read_own_data(npz(tmp_path, device)).shards] == expected
+    named = DataConfig(name=str(npz(tmp_path, device, "who")), by="who")
+    assert [s.tolist() for s in load_data(named, tmp_path).shards] == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ([1, 2, 3], "device must be whole numbers or text of shape (6,), like y_train, found int64 of shape (3,)"),
+        ([0.5] * 6, "device must be whole numbers or text of shape (6,), like y_train, found float64"),
+        ([[1, 2]] * 6, "found int64 of shape (6, 2)"),
+    ],
+)
+def test_devices_of_an_npz_file_that_do_not_fit_are_one_line(tmp_path: Path, device: Any, says: str) -> None:
+    path = npz(tmp_path, device)
+    with pytest.raises(UserError) as error:
+        read_own_data(path)
+    assert says in str(error.value) and str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
+    with pytest.raises(UserError, match="lacks user: it needs x_train, y_train, x_test, y_test, user"):
+        read_own_data(path, DataConfig(by="user"))
