@@ -38,7 +38,8 @@ class DataConfig:
 
     name: str = setting(
         "digits",
-        "data set: digits, cifar10, cifar100, or the path of a folder of images, an .npz, .csv or .parquet file; "
+        "data set: digits, cifar10, cifar100, shakespeare, or the path of a folder of images, an .npz, .csv or "
+        ".parquet file; "
         "'python' or file.py:NAME if it is made by Python",
     )
     by: str = setting(
@@ -53,6 +54,8 @@ class DataConfig:
         most=0.9,
     )
     size: int = setting(0, "folders: resize images to this height and width; 0: as they are", least=0, most=4096)
+    roles: int = setting(100, "shakespeare: the number of speaking roles, largest first; each is a device", least=1)
+    context: int = setting(64, "shakespeare: the number of characters that models are given", least=1, most=4096)
     limit: int = setting(0, "use the first images only, this many for training and for testing; 0: all", least=0)
     fraction: float = setting(1.0, "train on this share of the training images, drawn at random", above=0, most=1)
     augmentation: Literal["none", "crop-flip", "half-crop-flip"] = setting(
@@ -103,9 +106,10 @@ class DevicesConfig:
 
     number: int = setting(100, "number of devices; data that comes split decides it", least=1)
     active: int = setting(10, "number of active devices in a round", least=1)
-    sampling: Literal["uniform", "bernoulli", "loss"] = setting(
+    sampling: Literal["uniform", "by-tier", "bernoulli", "loss"] = setting(
         "uniform",
-        "uniform: exactly `active` devices; bernoulli: each with probability active / number; "
+        "uniform: exactly `active` devices; by-tier: the same, and of each tier as many as its share; "
+        "bernoulli: each with probability active / number; "
         "loss: the candidates with the highest last reported loss (power of choice)",
     )
     candidates: int = setting(0, "loss: number of candidates that are drawn; 0: twice the active devices", least=0)
@@ -155,6 +159,7 @@ class TrainingConfig:
 
     epochs: int = setting(5, "E, passes over the device's data", least=1)
     batch_size: int = setting(50, "images in a step; the order is new in each epoch", least=1)
+    max_steps: int = setting(0, "largest number of steps of a device in a round; 0: no limit", least=0)
     last_batch: Literal["keep", "drop"] = setting(
         "keep", "keep or drop a short last batch; a device's only batch is always kept"
     )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhen.data.dataset import Index
+from fedhen.data.dataset import Data, Index
 from fedhen.data.published import SHAKESPEARE, require
 from fedhen.errors import UserError
 
@@ -37,6 +37,19 @@ class RoleTexts:
     roles: tuple[str, ...]
     vocabulary: str
     """The characters of the whole text, in order."""
+
+
+def load_shakespeare(root: Path, roles: int, context: int) -> Data:
+    """Returns the data of the largest roles, each a device.
+
+    Roles are dealt by size to four groups in turns, to and fro, and the devices are those of the groups one after the
+    other. So tiers, which are given to devices in order, have roles of all sizes.
+    """
+    files = SHAKESPEARE
+    texts = read_shakespeare(root / files.folder / next(iter(files.train)), roles, context)
+    group = [min(place % 8, 7 - place % 8) for place in range(roles)]
+    order = sorted(range(roles), key=lambda role: (group[role], role))
+    return Data(texts.x, texts.y, texts.x_test, texts.y_test, 0, tuple(texts.shards[role] for role in order))
 
 
 def read_shakespeare(path: Path, devices: int, context: int) -> RoleTexts:

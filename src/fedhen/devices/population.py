@@ -54,7 +54,10 @@ class Population:
 
     def cost(self, device: int) -> int:
         """How long a device trains, in parameters times examples."""
-        examples = len(self.data.shards[device]) * self.config.training.epochs
+        training = self.config.training
+        examples = len(self.data.shards[device]) * training.epochs
+        if training.max_steps:
+            examples = min(examples, training.max_steps * training.batch_size)
         return numel(self.holdings[self.tier_of[device]].shapes) * examples
 
     @property

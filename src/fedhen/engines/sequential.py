@@ -135,7 +135,8 @@ class SequentialDevices:
         """Returns which examples the device trains on in that round, in order."""
         config, shard = self.population.config, self.population.data.shards[device]
         training, address = config.training, (config.seed, round_number, self.population.first + device)
-        return plan_visits(shard, training.epochs, training.batch_size, training.last_batch == "drop", address)
+        drops = training.last_batch == "drop"
+        return plan_visits(shard, training.epochs, training.batch_size, drops, address, training.max_steps)
 
     def batches(self, round_number: int, device: int) -> Iterator[tuple[Inputs, Tensor]]:
         """Yields the device's batches of all epochs."""

@@ -130,7 +130,7 @@ def start_experiment(
     return Experiment(
         population=population,
         engine=engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks)),
-        activate=activate or make_sampler(config.devices, config.seed),
+        activate=activate or make_sampler(config.devices, config.seed, population.tier_of),
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,
