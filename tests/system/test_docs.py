@@ -176,6 +176,17 @@ def test_all_of_the_readmes_examples_run_one_after_the_other(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["tasks.md", "models.md"])
+def test_the_examples_of_a_page_run_one_after_the_other(name: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(), flags=re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_placeholder_is_left() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         assert not re.search(r"@[A-Z]+@", page.read_text()), page.name
