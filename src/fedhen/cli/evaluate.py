@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.cli.options import add_data_dir
+from fedhen.cli.own_parts import add_own_parts_again, check_again, load_own_parts
 from fedhen.cli.report import find_run_folders
 from fedhen.config.settings import ACCELERATORS
 from fedhen.errors import UserError
@@ -16,6 +17,7 @@ from fedhen.runs.reader import read_run
 def add_commands(commands: Any) -> None:
     command = commands.add_parser("evaluate", help="score the saved models of a run again")
     command.add_argument("run_folder", type=Path, metavar="RUN", help="a finished run folder")
+    add_own_parts_again(command)
     add_data_dir(command)
     command.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="default: %(default)s")
     command.set_defaults(run=evaluate_command)
@@ -32,7 +34,16 @@ def evaluate_command(options: argparse.Namespace) -> int:
         raise UserError(f"{options.run_folder} is damaged: its summary has no final accuracies")
     from fedhen.api import evaluate
 
-    scores = evaluate(options.run_folder, accelerator=options.accelerator, data_dir=options.data_dir)
+    check_again(options)
+    own = load_own_parts(options)
+    scores = evaluate(
+        options.run_folder,
+        family=own.family,
+        data=own.data,
+        task=own.task,
+        accelerator=options.accelerator,
+        data_dir=options.data_dir,
+    )
     print(f"{'models':10}{'tier':12}{'accuracy':>10}{'recorded':>10}")
     same = True
     for kind, tiers in scores.items():

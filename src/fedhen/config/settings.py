@@ -32,7 +32,7 @@ class DataConfig:
     name: str = setting(
         "digits",
         "data set: digits, cifar10, cifar100, or the path of a folder of images, an .npz, .csv or .parquet file; "
-        "'python' or file.py:NAME if it is made by Python",
+        "'python' or file.py:NAME if it is made in Python",
     )
     by: str = setting(
         "", "tables: the column that says which device a row belongs to; .npz: the array, by default `device`"
@@ -62,7 +62,7 @@ class TaskConfig:
     name: str = setting(
         "classification",
         "classification, multi-label, regression, language-modelling or segmentation; "
-        "'python' if it was passed from Python",
+        "'python' or file.py:NAME if it is your own",
     )
     metrics: tuple[str, ...] = setting(
         (),
@@ -109,7 +109,7 @@ class DevicesConfig:
 class ModelConfig:
     """The model family. Input channels, input size and classes follow from the data."""
 
-    family: str = setting("preact-resnet", "model family; 'python' if it was passed from Python")
+    family: str = setting("preact-resnet", "model family; 'python' or file.py:NAME if it is your own")
     widths: tuple[int, ...] = setting((64, 128, 256, 512), "channels of each stage")
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks of each stage")
     strides: tuple[int, ...] = setting((1, 2, 2, 2), "stride of each stage")

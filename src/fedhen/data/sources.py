@@ -19,6 +19,7 @@ from fedhen.data.inputs import take
 from fedhen.data.npz import read_npz
 from fedhen.data.published import PUBLISHED
 from fedhen.errors import UserError, unknown_name
+from fedhen.fileio.python_files import refuse_reference
 
 DIGITS = "digits"
 OPTIONS = {
@@ -36,6 +37,7 @@ def load_data(config: DataConfig, root: Path, seed: int = 0) -> Data:
     name = config.name
     if name == OWN:
         raise UserError("the data of this run was passed from Python: pass it again from Python, as data=...")
+    refuse_reference(name, "data")
     if name == DIGITS:
         data = load_digits()
     elif name in PUBLISHED:

@@ -59,6 +59,14 @@ class Family:
     outputs: frozenset[str] = frozenset()
     start: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for tier, build in self.builds.items():
+            # A module can be called too: it would take part in every build.
+            if isinstance(build, nn.Module):
+                raise UserError(
+                    f"tier {tier!r}: pass a function that builds the module, like lambda: model, not the module"
+                )
+
     @property
     def tiers(self) -> tuple[str, ...]:
         """The names of the tiers, shallowest first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedhen.config.settings import OWN, Config
 from fedhen.errors import UserError, unknown_name
+from fedhen.fileio.python_files import refuse_reference
 from fedhen.models.family import Family
 from fedhen.models.preact_resnet import Shape, preact_resnet
 
@@ -13,6 +14,7 @@ def make_family(config: Config, inputs: tuple[int, ...], classes: int) -> Family
     model = config.model
     if model.family == OWN:
         raise UserError("the model family of this run was passed from Python: pass it again from Python, as family=...")
+    refuse_reference(model.family, "family")
     if model.family != "preact-resnet":
         raise unknown_name("model family", model.family, ["preact-resnet"])
     if len(inputs) != 3 or inputs[1] != inputs[2]:
