@@ -255,7 +255,7 @@ def test_a_dataset_for_each_device() -> None:
 
 def test_a_family_of_modules_says_to_wrap_them() -> None:
     with pytest.raises(UserError, match="tier 'simple': pass a function that builds the module, like lambda: model"):
-        fedhen.Family({"simple": TwoExits(2, 3, False)})  # type: ignore[dict-item]
+        fedhen.Family({"simple": TwoExits(2, 3, False)})
 
 
 # No test data
