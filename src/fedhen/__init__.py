@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fedhen.data.tables import from_table
     from fedhen.data.torch_datasets import from_datasets
     from fedhen.models.family import Family
+    from fedhen.models.nesting import nest
+    from fedhen.tasks import Task
 
 # Imported at first use: the reports and the help need no torch.
 _HOMES = {
@@ -24,6 +26,8 @@ _HOMES = {
     "fedhen.data.tables": ("from_table",),
     "fedhen.data.torch_datasets": ("from_datasets",),
     "fedhen.models.family": ("Family",),
+    "fedhen.models.nesting": ("nest",),
+    "fedhen.tasks": ("Task",),
 }
 
 __all__ = [
@@ -34,6 +38,7 @@ __all__ = [
     "Data",
     "Family",
     "Method",
+    "Task",
     "Trained",
     "UserError",
     "__version__",
@@ -42,6 +47,7 @@ __all__ = [
     "from_datasets",
     "from_table",
     "load",
+    "nest",
     "per_device",
     "report",
     "resume",
@@ -53,4 +59,6 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(home), name)
+    if name == "tasks":
+        return importlib.import_module("fedhen.tasks")
     raise AttributeError(f"module 'fedhen' has no attribute {name!r}")

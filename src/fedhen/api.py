@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedhen.algorithm.methods import Method, load_method
 from fedhen.algorithm.sampling import Activate
@@ -87,6 +87,7 @@ def train(
     method: str | Method = "fedhen",
     *,
     task: str | Task | Mapping[str, Any] = "classification",
+    initial: PathLike | Mapping[str, Tensor] | None = None,
     out: PathLike | None = None,
     accelerator: str = "auto",
     activate: Activate | None = None,
@@ -100,6 +101,7 @@ def train(
         data: Training and test data. They are split over the devices unless they come with a split.
         method: The name of a method, a file as `file.py:NAME`, or a `Method`.
         task: What the models predict: the name of a task, its settings as a mapping, or a `fedhen.Task`.
+        initial: Weights to start from, all or some, by name: a mapping, or the path of a safetensors file.
         out: A folder to write the run to, for reports and `fedhen.load`. Nothing is written without it.
         accelerator: "auto", "cpu" or "cuda".
         activate: A function that chooses the active devices: (round, last reported loss of each device) -> devices.
@@ -116,6 +118,10 @@ def train(
     )
     own = validation.from_mapping(chosen.settings(own), own)
     described = describe_task(task) if isinstance(task, Task) else {"name": task} if isinstance(task, str) else task
+    if isinstance(initial, Mapping):
+        family = family.start_from(initial)
+    start = "" if initial is None else OWN if isinstance(initial, Mapping) else os.fspath(initial)
+    own = replace(own, model=replace(own.model, initial=start))
     given = {**settings, "method": chosen.name, "task": described}
     config = chosen.keep_tiers(validation.from_mapping(given, own))
     ranks = process_group.join(choose_device(accelerator))
@@ -143,6 +149,7 @@ def resume(
     data: Data | None = None,
     method: Method | None = None,
     task: Task | None = None,
+    initial: Mapping[str, Tensor] | None = None,
     activate: Activate | None = None,
     rounds: int | None = None,
     accelerator: str = "auto",
@@ -163,6 +170,8 @@ def resume(
     config = config if rounds is None else validation.from_mapping({"rounds": rounds}, config)
     if method is None:
         refuse_reference(config.method_file, "method")
+    if initial is not None and family is not None:
+        family = family.start_from(initial)
     experiment = build.build_experiment(
         config,
         data=data,

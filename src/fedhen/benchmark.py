@@ -137,7 +137,7 @@ class Loop:
         self.first = self._step().timing["train"]
         while experiment.played < warm:
             self._step()
-        if not any("accuracy" in step.record for step in self.steps):
+        if not any("distance" in step.record for step in self.steps):
             score_once(experiment)
         self.steps.clear()
 
@@ -159,7 +159,7 @@ class Loop:
         """Returns the measurements of the rounds after the warm-up, and the seconds of each round."""
         experiment, steps = self.experiment, self.steps
         train = mean(step.timing["train"] for step in steps)
-        scoring = [step.timing["evaluate"] for step in steps if "accuracy" in step.record]
+        scoring = [step.timing["evaluate"] for step in steps if "distance" in step.record]
         evaluate = mean(scoring) if scoring else score_once(experiment)
         ends = [[(d, plan_ends(experiment, s, d)) for d in s.record["active"]] for s in steps]
         each = {tier: count_operations(experiment, tier) for tier in experiment.server}

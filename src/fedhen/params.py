@@ -183,6 +183,13 @@ class Average:
         """Returns the average, or `otherwise` for elements without a holder, in its shapes and types."""
         return {name: self._mean(name, kept) for name, kept in otherwise.items()}
 
+    def is_held(self, name: str, like: Tensor) -> Tensor:
+        """Returns, for each element of a tensor of the shape of `like`, whether any model held it."""
+        counts = self.counts.get(name, 0.0)
+        if isinstance(counts, Tensor):
+            return take_corner(counts, like.shape) > 0
+        return torch.full(like.shape, counts > 0, device=like.device)
+
     def _mean(self, name: str, kept: Tensor) -> Tensor:
         if name not in self.sums:
             return kept

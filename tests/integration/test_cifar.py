@@ -32,7 +32,7 @@ def small_cifar10(root: Path) -> Files:
     folder = root / CIFAR10.folder
     folder.mkdir(parents=True)
     sha1, sizes = {}, {}
-    for name in CIFAR10.sha1:
+    for name in CIFAR10.checksums:
         labels = rng.integers(0, 10, 60).astype(np.uint8)
         images = np.clip(colours[labels] + rng.normal(0, 40, (60, 3, 32, 32)), 0, 255).astype(np.uint8)
         content = np.concatenate([labels[:, None], images.reshape(60, -1)], axis=1).tobytes()
@@ -223,7 +223,7 @@ def test_a_hundred_classes_are_read_by_their_fine_label(tmp_path: Path) -> None:
     folder = tmp_path / CIFAR100.folder
     folder.mkdir()
     sha1, sizes = {}, {}
-    for name in CIFAR100.sha1:
+    for name in CIFAR100.checksums:
         (folder / name).write_bytes(rows.tobytes())
         sha1[name], sizes[name] = hashlib.sha1(rows.tobytes()).hexdigest(), rows.nbytes
     files = replace(CIFAR100, train={"train.bin": sha1["train.bin"]}, test={"test.bin": sha1["test.bin"]}, sizes=sizes)

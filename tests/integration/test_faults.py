@@ -39,10 +39,18 @@ def experiment(unknown: list[int], **changes: Any) -> Experiment:
 
 
 @pytest.mark.parametrize("engine", ["plain", "fast"])
-@pytest.mark.parametrize("local", ["plain", "scaffold"])
-def test_a_device_that_raises_costs_no_other(engine: str, local: str) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"local": {"name": "scaffold"}},
+        {"training": {"epochs": 1, "batch_size": 5, "optimizer": "adam", "optimizer_state": "device"}},
+    ],
+    ids=["plain", "scaffold", "adam"],
+)
+def test_a_device_that_raises_costs_no_other(engine: str, changes: dict[str, Any]) -> None:
     """The others come back as without it, to the last bit."""
-    runs = [experiment(u, runtime={"engine": engine}, local={"name": local}) for u in ([5], [])]
+    runs = [experiment(u, runtime={"engine": engine}, **changes) for u in ([5], [])]
     sents = [Sent(run.server, run.memories.mean) for run in runs]
     replies = list(runs[0].engine.devices.train(1, sents[0], range(8)))
     assert [r for r in replies if isinstance(r, Failure)] == [Failure(5, UNKNOWN)]
@@ -52,7 +60,7 @@ def test_a_device_that_raises_costs_no_other(engine: str, local: str) -> None:
     for device, update in trained.items():
         for name, tensor in update.weights.items():
             assert torch.equal(tensor, without[device].weights[name])
-    assert set(runs[0].memory) == (set(trained) if local == "scaffold" else set())
+    assert set(runs[0].memory) == (set(trained) if changes else set())
 
 
 def test_failures_are_recorded_counted_and_reported_once(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
+from safetensors.torch import load_file
 
 from fedhen.algorithm.methods import METHODS
 from fedhen.cli.options import LOCALS
 from fedhen.config.recipes import load_recipe
 from fedhen.fleet.project import FleetProject
 from fedhen.fleet.scaffold import create_project
-from support.fleets import fleet_config, play_fleet, simulate
+from support.fleets import fleet_config, play_fleet, same_models, simulate
 
 pytestmark = pytest.mark.fleet
 
@@ -43,3 +44,25 @@ def test_every_method_and_local_variant_gives_the_simulators_bytes(method: str, 
     assert models == sorted(path.name for path in (here / "models").iterdir())
     for name in models:
         assert (here / "models" / name).read_bytes() == (there / "models" / name).read_bytes(), name
+
+
+KEPT = {
+    "momentum": ["training.momentum=0.9", "server.optimizer=momentum"],
+    "adam": ["training.optimizer=adam", "training.lr=0.01", "server.optimizer=yogi", "server.lr=0.1"],
+    "adamw": ["training.optimizer=adamw", "training.lr=0.01", "server.optimizer=adagrad", "server.lr=0.1"],
+}
+
+
+@pytest.mark.parametrize("local", ["plain", "feddyn"])
+@pytest.mark.parametrize("optimisers", KEPT)
+def test_optimisers_whose_state_stays_on_the_nodes_give_the_simulators_bytes(
+    optimisers: str, local: str, tmp_path: Path
+) -> None:
+    """What a node sends is as large as without: the moments are in its folder, and nowhere else."""
+    chosen = fleet_config("fedhen", local, "training.optimizer_state=device", *KEPT[optimisers])
+    there, here = simulate(chosen, tmp_path / "simulated"), play_fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
+    assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+    assert same_models(here, there)
+    files = sorted((tmp_path / "nodes").rglob("round-*.safetensors"))
+    kinds = {key.partition("/")[0] for key in load_file(files[-1]) if "/" in key}
+    assert kinds == ({"momentum"} if optimisers == "momentum" else {"mean", "square", "steps"})

@@ -206,10 +206,18 @@ def test_a_run_ends_after_three_rounds_without_an_answer(tmp_path: Path) -> None
         play_grid(inside, chosen, tmp_path / "fleet")
 
 
-@pytest.mark.parametrize("local", ["scaffold", "feddyn", "plain"])
-def test_nodes_return_to_the_round_of_a_restored_server(local: str, tmp_path: Path) -> None:
+OPTIMISERS = [
+    *("training.optimizer=adamw", "training.lr=0.01", "training.optimizer_state=device"),
+    *("server.optimizer=adam", "server.lr=0.1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("local", "more"), [("scaffold", []), ("feddyn", []), ("plain", []), ("feddyn", OPTIMISERS)], ids=str
+)
+def test_nodes_return_to_the_round_of_a_restored_server(local: str, more: list[str], tmp_path: Path) -> None:
     """The nodes have trained round 3, but the server resumes after round 2. The nodes have new ids."""
-    chosen = fleet_config("fedhen", local, "rounds=5", "devices.active=6")
+    chosen = fleet_config("fedhen", local, "rounds=5", "devices.active=6", *more)
     inside, run = grid(assign_tiers(chosen), tmp_path / "nodes"), tmp_path / "fleet"
     steps = play(inside, recipe_app(), FleetRun(chosen, run, poll=0.0))
     for _ in range(3):

@@ -91,7 +91,7 @@ def test_a_node_that_always_asks_for_the_configuration_is_left_out(tmp_path: Pat
 
 def test_a_configuration_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None:
     client = FleetClient(recipe_app(), {"tier": "simple", "device": 0, "state": str(tmp_path)}, 1)
-    order = Order("run", 1, 0, "simple", 1.0, 0, (1, 8, 8), 10, protocol.digest_of("rounds = 1"), "rounds = 2")
+    order = Order("run", 1, 0, "simple", 1.0, 0, (1, 8, 8), 10, protocol.digest_of("rounds = 1"), "", "rounds = 2")
     with pytest.raises(Malformed, match="does not match its digest"):
         client.find_config(order)
     assert [*tmp_path.iterdir()] == []

@@ -113,6 +113,28 @@ def test_three_rounds_agree_with_the_cpu(method: str, local: str) -> None:
             torch.testing.assert_close(gpu.server[tier][name].cpu(), tensor, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("training", "missing"),
+    [
+        ({"optimizer": "adamw", "lr": 0.01}, "training.optimizer=adamw"),
+        ({"optimizer": "adam", "lr": 0.01, "optimizer_state": "device"}, "training.optimizer=adam"),
+        ({"momentum": 0.9, "optimizer_state": "device"}, "training.optimizer_state=device"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_has_no_kernel_is_said_once_and_trained_without(training: dict[str, object], missing: str) -> None:
+    """In float64, within 1e-9 of the CPU, with an optimiser on the server too."""
+    settings: dict[str, object] = {"training": {"epochs": 2, "batch_size": 4, **training}}
+    settings["server"] = {"optimizer": "yogi", "lr": 0.1, "tau": 0.1}
+    with pytest.warns(UserWarning, match=f"has no kernel for {missing}: devices train one by one") as told:
+        gpu = played(numbers("cuda", "fedhen", "feddyn", **settings))  # type: ignore[arg-type]
+    cpu = played(numbers("cpu", "fedhen", "feddyn", "plain", **settings))  # type: ignore[arg-type]
+    assert len(told) == 1
+    for tier, weights in cpu.server.items():
+        for name, tensor in weights.items():
+            torch.testing.assert_close(gpu.server[tier][name].cpu(), tensor, rtol=1e-9, atol=1e-9)
+
+
 def a_step(method: str, engine: str) -> Experiment:
     """The digits in fp32, each device with all of its images in one batch."""
     settings = "runtime.precision=fp32", "rounds=1", "training.epochs=1", "training.batch_size=70"

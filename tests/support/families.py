@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -18,6 +18,11 @@ def came_back(replies: Iterable[Reply]) -> list[Update]:
     updates = [reply for reply in replies if isinstance(reply, Update)]
     assert updates == replies
     return updates
+
+
+def with_outputs(number: int) -> Callable[[Tensor], str]:
+    """Returns a check that outputs have shape (2, number), for `Family.check`."""
+    return lambda output: "" if output.shape == (2, number) else f"(2, {number})"
 
 
 class TwoExits(nn.Module):

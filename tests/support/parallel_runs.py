@@ -52,7 +52,7 @@ def everything(run: Experiment) -> tuple[list[str], dict[str, bytes]]:
     records = [json.dumps(step.record) for step in run.play()]
     found = {
         f"{kind} {tier} {name}": tensor.contiguous().numpy().tobytes()
-        for kind, models in {**run.models(), "mean": run.memories.mean}.items()
+        for kind, models in {**run.models(), "mean": run.memories.mean, "moments": run.moments}.items()
         for tier, weights in models.items()
         for name, tensor in weights.items()
     }

@@ -39,17 +39,24 @@ def data(seed: int = 0) -> fedhen.Data:
     return fedhen.per_device(devices, rng.normal(size=(50, 6)), rng.integers(0, 3, 50), classes=3)
 
 
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scaffold": {"local": {"name": "scaffold"}},
+    "feddyn": {"local": {"name": "feddyn"}},
+    "optimisers": {
+        "training": {"optimizer": "adamw", "lr": 0.01, "optimizer_state": "device", "epsilon": 0.01},
+        "server": {"optimizer": "adam", "lr": 0.1, "tau": 0.1},
+    },
+}
+"""Name -> settings."""
+
+
 def train(folder: Path) -> None:
-    for local in ("plain", "scaffold", "feddyn"):
-        settings: dict[str, Any] = {
-            "rounds": 6,
-            "devices": {"active": 5},
-            "evaluation": {"every": 2},
-            "local": {"name": local},
-        }
-        run = fedhen.train(two_exits(), data(), out=folder / local, accelerator="cpu", **settings)
+    for name, more in RUNS.items():
+        settings: dict[str, Any] = {"rounds": 6, "devices": {"active": 5}, "evaluation": {"every": 2}, **more}
+        run = fedhen.train(two_exits(), data(), out=folder / name, accelerator="cpu", **settings)
         # In one write: the ranks share one output.
-        sys.stderr.write(f"{local}: rank {RANK} has {sorted(run.experiment.last_models.rows)}\n")
+        sys.stderr.write(f"{name}: rank {RANK} has {sorted(run.experiment.last_models.rows)}\n")
         assert run.model("simple", "devices") is not None, "any rank can ask, without the others"
     # Devices 2 and 5 fail, on whichever rank they train.
     faulty: dict[str, Any] = {

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from fedhen.fleet import protocol
 from fedhen.fleet.app import recipe_app
 from fedhen.fleet.apps import client_app
-from fedhen.fleet.client_state import ConfigStore
+from fedhen.fleet.client_state import store_configs
 from fedhen.params import Weights
 
 Spoil = Callable[[RecordDict], Any]
@@ -146,8 +146,8 @@ def spoiling_by_round(name: str) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         reply, order = honest(message, context), protocol.read_order(message.content)
         # The honest app has stored the configuration if this order carried it.
-        config_text = ConfigStore(Path(str(context.node_config["state"]))).read(order.config_digest)
-        if context.node_config["tier"] != "complex" or f'recipe = "{name}"' not in str(config_text):
+        stored = store_configs(Path(str(context.node_config["state"]))).read(order.config_digest) or b""
+        if context.node_config["tier"] != "complex" or f'recipe = "{name}"' not in stored.decode():
             return reply
         spoil = BY_ROUND[(int(message.metadata.group_id) - 1) % len(BY_ROUND)]
         return Message(spoil(reply.content), reply_to=message)

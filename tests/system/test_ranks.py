@@ -41,7 +41,7 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
         ranks_script.train(one)
     together = start(torchrun(2, str(SCRIPT), "train", str(two)))
     assert together.returncode == 0, together.stderr
-    for local in ("plain", "scaffold", "feddyn"):
+    for local in ranks_script.RUNS:
         for kind, tolerance in (("server", 1e-12), ("devices", 2**-36)):
             for tier in ("simple", "complex"):
                 weights, others = (load_file(f / local / "models" / f"{kind}-{tier}.safetensors") for f in (one, two))

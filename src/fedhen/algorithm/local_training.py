@@ -1,16 +1,17 @@
-"""Alg. 2, local training: E epochs of SGD with clipped gradients, from the received weights."""
+"""Alg. 2, local training: E epochs of steps of clipped gradients, from the received weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedhen.algorithm.local_variants import NO_CORRECTION, Correction
 from fedhen.algorithm.objectives import Objective
+from fedhen.algorithm.optimizers import Optimizer, make_optimizer
 from fedhen.config.settings import TrainingConfig
 from fedhen.data.inputs import Inputs, call_module
 from fedhen.hardware.precision import FULL, Precision
@@ -39,17 +40,22 @@ class LocalProblem:
 
 
 def train_locally(
-    module: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], problem: LocalProblem
+    module: nn.Module,
+    batches: Iterable[tuple[Inputs, Tensor]],
+    problem: LocalProblem,
+    optimizer: Optimizer | None = None,
 ) -> tuple[float, int]:
     """Trains a module in place on the batches of all epochs. Returns the mean loss of the steps, and their number.
 
-    The gradient of the summed loss over all parameters is clipped; SGD adds the weight decay afterwards. A weight
-    without a gradient does not change: NoSide's complex devices return the simple exit as they received it.
+    The gradient of the summed loss over all parameters is clipped; the optimiser adds the weight decay afterwards. A
+    weight without a gradient does not change: NoSide's complex devices return the simple exit as they received it.
+    The optimiser is the configured one, without state, unless one is given.
     """
     module.train()
     problem.precision.choose()
-    training, parameters, losses = problem.training, list(module.parameters()), list[Tensor]()
-    sgd = Sgd(problem.lr, training.momentum, training.weight_decay + problem.correction.decay)
+    optimizer = optimizer or make_optimizer(problem.training, problem.lr, problem.correction.decay)
+    named, losses = dict(module.named_parameters()), list[Tensor]()
+    parameters = list(named.values())
     for inputs, targets in batches:
         for parameter in parameters:
             parameter.grad = None
@@ -57,41 +63,12 @@ def train_locally(
             loss = problem.objective(problem.mask(call_module(module, inputs)), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         apply_correction(module, problem.correction)
-        clip_gradients([parameter.grad for parameter in parameters if parameter.grad is not None], training.clip)
-        sgd.step(parameters)
+        clip_gradients(
+            [parameter.grad for parameter in parameters if parameter.grad is not None], problem.training.clip
+        )
+        optimizer.step(named)
         losses.append(loss.detach())
     return float(torch.stack(losses).mean()), len(losses)
-
-
-@dataclass
-class Sgd:
-    """`torch.optim.SGD`, to the bit, with one call for all weights.
-
-    For small weights torch's optimizer takes longer than the arithmetic, and its import takes seconds.
-    """
-
-    lr: float
-    momentum: float = 0.0
-    decay: float = 0.0
-    buffers: dict[Tensor, Tensor] = field(default_factory=dict)
-
-    @torch.no_grad()
-    def step(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Updates each weight that has a gradient. Overwrites the gradients."""
-        weights: list[Tensor] = [p for p in parameters if p.grad is not None]
-        steps = [p.grad for p in weights if p.grad is not None]
-        if not weights:
-            return
-        if self.decay:
-            torch._foreach_add_(steps, weights, alpha=self.decay)
-        if self.momentum:
-            buffers = self.buffers
-            steps = [
-                buffers[w].mul_(self.momentum).add_(step) if w in buffers else step
-                for w, step in zip(weights, steps, strict=True)
-            ]
-            self.buffers = {**buffers, **dict(zip(weights, steps, strict=True))}
-        torch._foreach_add_(weights, steps, alpha=-self.lr)
 
 
 def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:

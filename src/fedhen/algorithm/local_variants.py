@@ -42,7 +42,10 @@ class LocalContext:
     received: Weights
     """The weights that the device trains, as it received them."""
     memory: Weights
-    """What the device remembers. Missing weights stand for zeros; all are missing before its first round."""
+    """What the device remembers. Missing weights stand for zeros; all are missing before its first round.
+
+    Entries of other names, such as the state of its optimiser, are not the variant's.
+    """
     mean: Weights
     """The server's state: the mean of all devices' memories. Missing weights stand for zeros."""
     omega: float

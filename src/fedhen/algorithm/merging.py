@@ -1,11 +1,13 @@
-"""The server's step: every weight is averaged over the active devices that hold it."""
+"""The server's step: every weight is averaged over the active devices that hold it, and steps to the average."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedhen.algorithm.local_variants import LocalVariant
+from fedhen.algorithm.server_optimizers import NO_MOMENTS, TAKE_AVERAGE, ServerOptimizer
 from fedhen.algorithm.updates import Update
 from fedhen.config.settings import ServerConfig
 from fedhen.distributed.communicator import ALONE, Ranks
@@ -38,25 +40,42 @@ def keep_tiers_apart(tiers: Sequence[str]) -> list[tuple[str, ...]]:
     return [(tier,) for tier in tiers]
 
 
-def merge(
-    server: TierModels, updates: Sequence[Update], pools: Pools, rule: ServerConfig, *, ranks: Ranks = ALONE
-) -> TierModels:
-    """Returns the next server models (Alg. 1, lines 17-22; also Alg. 3 and 4).
+class Merged(NamedTuple):
+    """The server after a round."""
 
-    All tiers of a pool are cut from one average, so that w_s = [w_c]_M. A weight without contributions keeps its value.
+    models: TierModels
+    moments: TierModels
+    """Of the server's optimiser; empty if it has none."""
+
+
+def merge(
+    server: TierModels,
+    updates: Sequence[Update],
+    pools: Pools,
+    rule: ServerConfig,
+    optimizer: ServerOptimizer = TAKE_AVERAGE,
+    moments: TierModels = NO_MOMENTS,
+    *,
+    ranks: Ranks = ALONE,
+) -> Merged:
+    """Returns the next server models (Alg. 1, lines 17-22; also Alg. 3 and 4), and the optimiser's next moments.
+
+    All tiers of a pool are cut from one average, so that w_s = [w_c]_M. A weight without contributions keeps its value
+    and its moments.
     """
-    merged: TierModels = {}
+    after = Merged({}, {})
     for pool in pools(list(server)):
         # The tiers of a pool are equal wherever they overlap, so the order of the overlay does not matter.
-        before = overlay([server[tier] for tier in pool])
+        before, before_moments = (overlay([part[tier] for tier in pool if tier in part]) for part in (server, moments))
         average = Average(shapes_of(before))
         for update in updates:
             if update.tier in pool:
                 weight = update.samples if rule.weighting == "samples" else 1.0
                 average.add(select_contribution(update, rule), weight, update.rows)
-        after = ranks.combine(average).finish(otherwise=before)
-        merged.update({tier: select(after, shapes_of(server[tier])) for tier in pool})
-    return {tier: merged[tier] for tier in server}
+        models, next_moments = optimizer.apply(before, ranks.combine(average), before_moments)
+        after.models.update({tier: select(models, shapes_of(server[tier])) for tier in pool})
+        after.moments.update({t: select(next_moments, shapes_of(moments[t])) for t in pool if t in moments})
+    return Merged(*({tier: part[tier] for tier in server if tier in part} for part in after))
 
 
 def select_contribution(update: Update, rule: ServerConfig) -> Weights:

@@ -14,6 +14,7 @@ from fedhen.algorithm.local_variants import PLAIN, LocalVariant
 from fedhen.algorithm.merging import Memories, merge
 from fedhen.algorithm.methods import Method
 from fedhen.algorithm.sampling import NO_LOSSES, Activate
+from fedhen.algorithm.server_optimizers import NO_MOMENTS, TAKE_AVERAGE, ServerOptimizer
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.config.settings import ServerConfig
 from fedhen.distributed.communicator import ALONE, Ranks
@@ -78,6 +79,8 @@ class Round:
     """Active devices that had not answered when the round ended."""
     server: TierModels
     memories: Memories
+    moments: TierModels
+    """Of the server's optimiser."""
 
     @property
     def loss(self) -> float | None:
@@ -94,6 +97,8 @@ class Rules:
     activate: Activate
     server: ServerConfig
     local: LocalVariant = PLAIN
+    optimizer: ServerOptimizer = TAKE_AVERAGE
+    """What the server makes of the average."""
     ranks: Ranks = ALONE
     """The processes that play the run together."""
 
@@ -105,6 +110,7 @@ def play_rounds(
     rules: Rules,
     numbers: Sequence[int],
     losses: Mapping[int, float] = NO_LOSSES,
+    moments: TierModels = NO_MOMENTS,
 ) -> Iterator[Round]:
     """Plays rounds one by one (Alg. 1).
 
@@ -115,6 +121,7 @@ def play_rounds(
         rules: The method, the sampler, and the settings of the server.
         numbers: The rounds to play, in rising order.
         losses: Device -> the loss that it reported last, if earlier rounds were played.
+        moments: The moments of the server's optimiser to start from, if it has any.
 
     Yields:
         Each round after its merge.
@@ -131,7 +138,7 @@ def play_rounds(
         active = ranks.first(partial(rules.activate, number, losses))
         sent = Sent(memories.starting_models(server, rules.local), memories.mean)
         result = sort_replies(devices.train(number, sent, active), ranks)
-        server = merge(server, result.updates, pools, rules.server, ranks=ranks)
+        server, moments = merge(server, result.updates, pools, rules.server, rules.optimizer, moments, ranks=ranks)
         memories = memories.update(result.updates, pools, rules.local, ranks=ranks)
         losses.update(result.losses)
         watch.observe(number, active, result.losses, result.failed, result.late)
@@ -145,6 +152,7 @@ def play_rounds(
             late=[*result.late],
             server=server,
             memories=memories,
+            moments=moments,
         )
         # Frees the updates before the next round brings as many.
         del result

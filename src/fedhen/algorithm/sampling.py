@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 from fedhen import seeds
 from fedhen.config.settings import DevicesConfig
@@ -34,8 +35,8 @@ NO_LOSSES: Mapping[int, float] = {}
 """No device has trained yet."""
 
 
-def make_sampler(devices: DevicesConfig, seed: int) -> Activate:
-    """Makes the configured sampler.
+def make_sampler(devices: DevicesConfig, seed: int, tier_of: Sequence[str] = ()) -> Activate:
+    """Makes the configured sampler. `tier_of` is the tier of each device, which `by-tier` needs.
 
     All but `loss` depend on the seed and the round alone, so that all methods train the same devices.
     """
@@ -43,6 +44,14 @@ def make_sampler(devices: DevicesConfig, seed: int) -> Activate:
     def uniform(number: int, losses: Mapping[int, float]) -> list[int]:
         stream = seeds.stream(seed, "active devices", number)
         return sorted(int(d) for d in stream.choice(devices.number, devices.active, replace=False))
+
+    def by_tier(number: int, losses: Mapping[int, float]) -> list[int]:
+        stream = seeds.stream(seed, "active devices", number)
+        members = {tier: [d for d, own in enumerate(tier_of) if own == tier] for tier in dict.fromkeys(tier_of)}
+        ends = [round(devices.active * end / devices.number) for end in accumulate(map(len, members.values()))]
+        counts = [end - begin for begin, end in pairwise([0, *ends])]
+        drawn = [stream.choice(of, count, replace=False) for of, count in zip(members.values(), counts, strict=True)]
+        return sorted(int(d) for each in drawn for d in each)
 
     def bernoulli(number: int, losses: Mapping[int, float]) -> list[int]:
         draws = seeds.stream(seed, "active devices", number).random(devices.number)
@@ -57,4 +66,4 @@ def make_sampler(devices: DevicesConfig, seed: int) -> Activate:
         ranked = sorted(candidates, key=lambda device: -last_losses.get(int(device), math.inf))
         return sorted(int(device) for device in ranked[: devices.active])
 
-    return {"uniform": uniform, "bernoulli": bernoulli, "loss": by_loss}[devices.sampling]
+    return {"uniform": uniform, "by-tier": by_tier, "bernoulli": bernoulli, "loss": by_loss}[devices.sampling]

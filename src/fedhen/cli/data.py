@@ -16,7 +16,7 @@ from fedhen.cli.options import DATA_HELP, RUNS, add_data_dir, add_recipe, config
 from fedhen.cli.own_parts import load_own_parts
 from fedhen.data import archive as archives
 from fedhen.data import download
-from fedhen.data.published import MISSING, PUBLISHED, verify
+from fedhen.data.published import MISSING, PUBLISHED, Files, verify
 from fedhen.data.storage import data_root
 from fedhen.errors import UserError
 from fedhen.reports.partition import Partition, write_partition
@@ -36,6 +36,7 @@ An interrupted download is resumed. The data folder is $FEDHEN_DATA, or the plat
 examples:
   fedhen data fetch cifar10
   fedhen data fetch cifar100 --to ~/data                                 then: fedhen run cifar100-iid --data-dir ~/data
+  fedhen data fetch shakespeare
   fedhen data fetch cifar10 --from ~/Downloads/cifar-10-binary.tar.gz    offline, from an archive or its folder
 """
 PARTITION_EXAMPLES = """\
@@ -89,7 +90,7 @@ def fetch_command(options: argparse.Namespace) -> int:
     files, root = PUBLISHED[options.name], data_root(options.to)
     where = root / files.folder
     if not any(problem for _, problem in verify(files, root)):
-        print(f"{files.name} is already in {where}: {len(files.sha1)} files, all verified")
+        print(f"{files.name} is already in {where}: {_count(files)}")
         return 0
     if options.source is not None:
         archives.take(files, options.source, root)
@@ -98,7 +99,7 @@ def fetch_command(options: argparse.Namespace) -> int:
             archive = download.download_file(files, root, show=show)
         archives.unpack(files, archive, root)
         archive.unlink()
-    print(f"{files.name} is in {where}: {len(files.sha1)} files, all verified")
+    print(f"{files.name} is in {where}: {_count(files)}")
     if options.to is not None:
         print(f"train on it with --data-dir {quote(str(options.to))}, or set FEDHEN_DATA")
     return 0
@@ -116,7 +117,7 @@ def check_command(options: argparse.Namespace) -> int:
     wrong = []
     for name, check in found.items():
         for file, problem in check:
-            print(f"{name:10}{file:18}{problem or 'verified'}")
+            print(f"{name:12}{file:18}{problem or 'verified'}")
             wrong += [name] * bool(problem)
     if wrong:
         remedies = " and ".join(
@@ -124,6 +125,11 @@ def check_command(options: argparse.Namespace) -> int:
         )
         raise UserError(f"missing or wrong files: {len(wrong)}; download them with {remedies}")
     return 0
+
+
+def _count(files: Files) -> str:
+    number = len(files.checksums)
+    return "1 file, verified" if number == 1 else f"{number} files, all verified"
 
 
 def partition_command(options: argparse.Namespace) -> int:

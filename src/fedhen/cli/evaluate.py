@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedhen.cli.report import find_run_folders
 from fedhen.config.settings import ACCELERATORS
 from fedhen.errors import UserError
 from fedhen.runs.reader import read_run
+from fedhen.runs.records import ACCURACY, MetricInfo
 
 
 def add_commands(commands: Any) -> None:
@@ -31,7 +33,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
     if run.summary is None:
         raise UserError(f"{options.run_folder} is not finished: it has no saved models yet")
     if not run.summary.final:
-        raise UserError(f"{options.run_folder} is damaged: its summary has no final accuracies")
+        raise UserError(f"{options.run_folder} has no recorded {run.metric.name} to compare with")
     from fedhen.api import evaluate
 
     check_again(options)
@@ -44,12 +46,19 @@ def evaluate_command(options: argparse.Namespace) -> int:
         accelerator=options.accelerator,
         data_dir=options.data_dir,
     )
-    print(f"{'models':10}{'tier':12}{'accuracy':>10}{'recorded':>10}")
+    width = 10 if run.metric == ACCURACY else max(12, len(run.metric.name) + 2)
+    print(f"{'models':10}{'tier':12}{run.metric.name:>{width}}{'recorded':>{width}}")
     same = True
     for kind, tiers in scores.items():
         for tier, score in tiers.items():
-            recorded = run.summary.final[kind][tier]
-            same &= score == recorded
-            mark = "" if score == recorded else "  differs"
-            print(f"{kind:10}{tier:12}{100 * score:>8.2f} %{100 * recorded:>8.2f} %{mark}")
+            found, recorded = score if math.isfinite(score) else None, run.summary.final[kind][tier]
+            same &= found == recorded
+            mark = "" if found == recorded else "  differs"
+            cells = format_score(run.metric, found), format_score(run.metric, recorded)
+            print(f"{kind:10}{tier:12}{cells[0]:>{width}}{cells[1]:>{width}}{mark}")
     return 0 if same else 1
+
+
+def format_score(metric: MetricInfo, value: float | None) -> str:
+    """Writes a value as reports do, percents with one decimal more."""
+    return f"{100 * value:.2f} %" if metric.unit == "%" and value is not None else metric.format(value)

@@ -19,13 +19,14 @@ from fedhen.cli.options import (
     choose_one,
     config_from_options,
 )
-from fedhen.cli.training import METHODS_HELP, describe_result, name_run, read_planned_config
-from fedhen.config.settings import Config
+from fedhen.cli.training import METHODS_HELP, describe_result, name_run, primary_metric, read_planned_config
+from fedhen.config.settings import OWN, Config
 from fedhen.config.toml import read_toml
 from fedhen.errors import UserError
 from fedhen.interrupts import RunStopped, stop_on_first_signal
 from fedhen.runs.folders import create_fresh_folder, create_run_folders
 from fedhen.runs.layout import CONFIG, SUMMARY
+from fedhen.runs.records import ACCURACY, MetricInfo
 from fedhen.tracking.console import make_display
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def follow_run(superlink: SuperLinkClient, config: Config, run: Path, options: a
         number = superlink.start(config, run, options.resume is not None)
         try:
             first.release()
-            with make_display({config.method: config.rounds}, options.quiet) as shown:
+            with make_display({config.method: config.rounds}, find_metric(config), options.quiet) as shown:
                 for record, timing in follow(superlink, number, run, after, config.rounds, resume_command):
                     shown.show(config.method, record, timing)
         except RunStopped as stop:
@@ -192,12 +193,19 @@ def up_command(options: argparse.Namespace) -> int:
     with (
         stop_on_first_signal(),
         local_fleet.start(),
-        make_display({config.method: config.rounds}, options.quiet) as shown,
+        make_display({config.method: config.rounds}, find_metric(config), options.quiet) as shown,
     ):
         for record, timing in local_fleet.play(run):
             shown.show(config.method, record, timing)
     print(describe_result(run))
     return 0
+
+
+def find_metric(config: Config) -> MetricInfo:
+    """Returns the primary metric of the task that the configuration names. The app may have another task."""
+    from fedhen.tasks.registry import make_task
+
+    return ACCURACY if config.task.name == OWN else primary_metric(make_task(config.task))
 
 
 def create_run(out: Path | None, config: Config) -> Path:

@@ -20,6 +20,7 @@ examples:
   fedhen report runs/digits-compare
   fedhen report runs/digits-fedhen-seed0 runs/digits-noside-seed0 --out my-report
   fedhen report runs/digits-compare --target simple=92,90 --target complex=auto
+  fedhen report runs/my-language-models --target simple=6.0     the perplexity to reach
   fedhen report runs/digits-compare --rounds 10 --out early
   fedhen report runs/usual runs/groups-4     one method with two settings: one column each
 """
@@ -43,7 +44,8 @@ def add_commands(commands: Any) -> None:
         action="append",
         default=[],
         metavar="TIER=X,Y",
-        help="a tier's targets in percent, or auto: the accuracy of the worst method, and 1 less; may be repeated",
+        help="a tier's targets in the unit of the metric (accuracy in percent), or auto: what the worst method "
+        "reaches, and a little less; may be repeated",
     )
     report.add_argument(
         "--of",
@@ -106,7 +108,7 @@ def find_run_folders(paths: Iterable[Path]) -> Iterable[Path]:
 
 
 def parse_targets(texts: Sequence[str]) -> dict[str, list[float]] | None:
-    """Parses `tier=x,y`. Returns tier -> its target accuracies; `auto` becomes an empty list."""
+    """Parses `tier=x,y`. Returns tier -> its targets; `auto` becomes an empty list."""
     found: dict[str, list[float]] = {}
     for text in texts:
         tier, equals, values = text.partition("=")

@@ -18,11 +18,12 @@ from fedhen.interrupts import RunStopped, stop_after_round, stop_ranks_after_rou
 from fedhen.runs.folders import create_fresh_folder, create_run_folders, find_config, reopen_run_folders
 from fedhen.runs.layout import reported_owner
 from fedhen.runs.reader import read_run
-from fedhen.runs.records import Summary
+from fedhen.runs.records import ACCURACY, MetricInfo, Summary
 from fedhen.tracking.console import make_display
 
 if TYPE_CHECKING:
     from fedhen.algorithm.methods import Method
+    from fedhen.tasks import Task
 
 METHODS_HELP = "fedhen, noside, decouple, side-apart, heterofl, fedavg, or your own as file.py:NAME"
 COMBINED = """\
@@ -61,7 +62,9 @@ def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callabl
     populations = list(build_populations(chosen, options.accelerator, options.data_dir, own, fits_devices(options)))
     places = (folder for make in [folders] for folder in make())
     policy, played = ResumePolicy(resume=options.resume, restart=getattr(options, "restart", False)), 0
-    shown = make_display({job.name: job.config.rounds for job in jobs}, options.quiet or ranks.rank > 0)
+    # All jobs of a command have the same task.
+    metric = next((primary_metric(population.task) for population in populations), ACCURACY)
+    shown = make_display({job.name: job.config.rounds for job in jobs}, metric, options.quiet or ranks.rank > 0)
     several = ranks.number > 1
     interrupts = stop_ranks_after_round(ranks.rank, process_group.has_lost) if several else stop_after_round()
     with shown, interrupts as stop:
@@ -125,14 +128,27 @@ def read_planned_config(folder: Path, rounds: int | None) -> Config:
     return config if rounds is None else replace(config, rounds=rounds)
 
 
+def primary_metric(task: Task) -> MetricInfo:
+    from fedhen.tasks.registry import describe_metrics
+
+    return MetricInfo(**describe_metrics(task)[0])
+
+
 def describe_result(folder: Path) -> str:
     """Returns the result of a run in a few lines."""
-    summary = read_run(folder).summary or Summary({})
+    run = read_run(folder)
+    summary = run.summary or Summary({})
     final = summary.final
     owner = reported_owner(final) if final else ""
     whose = ", server's model" if owner == "server" else ""
-    lines = [f"{tier:10} {100 * x:.1f} % of the test set{whose}" for tier, x in final.get(owner, {}).items()]
+    lines = [f"{tier:10} {describe_score(run.metric, x)}{whose}" for tier, x in final.get(owner, {}).items()]
     dropped = [f"{summary.dropped} devices were dropped for weights that are not finite"] * bool(summary.dropped)
     failed = [f"{summary.failed} devices failed and were left out: {folder}/errors.jsonl"] * bool(summary.failed)
     late = [f"{summary.late} answers were late and were left out"] * bool(summary.late)
     return "\n".join([*lines, *dropped, *failed, *late, f"run: {folder}"])
+
+
+def describe_score(metric: MetricInfo, value: float | None) -> str:
+    # 84.4 % of the test set; perplexity 5.52 on the test set
+    shown = metric.format(value)
+    return f"{shown} of the test set" if metric == ACCURACY else f"{metric.name} {shown} on the test set"

@@ -15,6 +15,7 @@ from fedhen.config.settings import (
     EvaluationConfig,
     ModelConfig,
     SplitConfig,
+    TaskConfig,
     TrainingConfig,
 )
 from fedhen.errors import unknown_name
@@ -84,6 +85,36 @@ def cifar100_noniid() -> Config:
     return paper("cifar100", "dirichlet", {"simple": (43.8, 42.8), "complex": (44.8, 43.8)})
 
 
+def shakespeare() -> Config:
+    """The next character of Shakespeare's plays: 100 speaking roles as devices, a GPT of one or three blocks."""
+    return Config(
+        recipe="shakespeare",
+        rounds=300,
+        data=DataConfig(name="shakespeare", roles=100, context=64),
+        task=TaskConfig(name="language-modelling", metrics=("perplexity", "token_accuracy")),
+        split=SplitConfig(kind="natural"),
+        devices=DevicesConfig(number=100, active=10, sampling="by-tier"),
+        model=ModelConfig(family="gpt", width=64, heads=4, exits={"simple": 1, "complex": 3}),
+        training=TrainingConfig(
+            optimizer="adamw", lr=0.002, epochs=1, batch_size=8, max_steps=16, weight_decay=0.0, clip=1.0
+        ),
+        evaluation=EvaluationConfig(every=10),
+    )
+
+
+def shakespeare_4() -> Config:
+    """Shakespeare with four tiers, of one to four blocks, each with a quarter of the roles."""
+    two, tiers = shakespeare(), ("tiny", "small", "medium", "large")
+    exits = {tier: blocks for blocks, tier in enumerate(tiers, start=1)}
+    return replace(
+        two,
+        recipe="shakespeare-4",
+        tiers=dict.fromkeys(tiers, 0.25),
+        model=replace(two.model, exits=exits),
+        devices=replace(two.devices, active=12),
+    )
+
+
 RECIPES: dict[str, Callable[[], Config]] = {
     "digits": digits,
     "digits-4": digits_4,
@@ -91,6 +122,8 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "cifar10-noniid": cifar10_noniid,
     "cifar100-iid": cifar100_iid,
     "cifar100-noniid": cifar100_noniid,
+    "shakespeare": shakespeare,
+    "shakespeare-4": shakespeare_4,
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fedhen.config.optimizer_settings import check_optimizers
 from fedhen.errors import UserError, unknown_name
 
 ACCELERATORS = ("auto", "cpu", "cuda")
@@ -16,10 +17,16 @@ OWN = "python"
 
 
 def setting(
-    default: Any, doc: str, *, least: float | None = None, above: float | None = None, most: float | None = None
+    default: Any,
+    doc: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
 ) -> Any:
     """Returns a dataclass field for a setting: its default, its meaning (`doc`) and its bounds."""
-    metadata = {"doc": doc, "least": least, "above": above, "most": most}
+    metadata = {"doc": doc, "least": least, "above": above, "most": most, "below": below}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -31,8 +38,8 @@ class DataConfig:
 
     name: str = setting(
         "digits",
-        "data set: digits, cifar10, cifar100, or the path of a folder of images, an .npz, .csv or .parquet file; "
-        "'python' or file.py:NAME if it is made in Python",
+        "data set: digits, cifar10, cifar100, shakespeare, or the path of a folder of images, an .npz, .csv or "
+        ".parquet file; 'python' or file.py:NAME if it is made in Python",
     )
     by: str = setting(
         "", "tables: the column that says which device a row belongs to; .npz: the array, by default `device`"
@@ -46,6 +53,8 @@ class DataConfig:
         most=0.9,
     )
     size: int = setting(0, "folders: resize images to this height and width; 0: as they are", least=0, most=4096)
+    roles: int = setting(100, "shakespeare: the number of speaking roles, largest first; each is a device", least=1)
+    context: int = setting(64, "shakespeare: the number of characters that models are given", least=1, most=4096)
     limit: int = setting(0, "use the first images only, this many for training and for testing; 0: all", least=0)
     fraction: float = setting(1.0, "train on this share of the training images, drawn at random", above=0, most=1)
     augmentation: Literal["none", "crop-flip", "half-crop-flip"] = setting(
@@ -96,9 +105,10 @@ class DevicesConfig:
 
     number: int = setting(100, "number of devices; data that comes split decides it", least=1)
     active: int = setting(10, "number of active devices in a round", least=1)
-    sampling: Literal["uniform", "bernoulli", "loss"] = setting(
+    sampling: Literal["uniform", "by-tier", "bernoulli", "loss"] = setting(
         "uniform",
-        "uniform: exactly `active` devices; bernoulli: each with probability active / number; "
+        "uniform: exactly `active` devices; by-tier: the same, and of each tier as many as its share; "
+        "bernoulli: each with probability active / number; "
         "loss: the candidates with the highest last reported loss (power of choice)",
     )
     candidates: int = setting(0, "loss: number of candidates that are drawn; 0: twice the active devices", least=0)
@@ -107,9 +117,17 @@ class DevicesConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The model family. Input channels, input size and classes follow from the data."""
+    """The model family. Input channels, input size, context and classes follow from the data."""
 
-    family: str = setting("preact-resnet", "model family; 'python' or file.py:NAME if it is your own")
+    family: str = setting(
+        "preact-resnet",
+        "model family: preact-resnet for images, gpt for text; 'python' or file.py:NAME if it is your own",
+    )
+    initial: str = setting(
+        "",
+        "a safetensors file with weights to start from, all or some; 'python' if they were passed from Python; "
+        "empty: as the models are built",
+    )
     widths: tuple[int, ...] = setting((64, 128, 256, 512), "channels of each stage")
     blocks: tuple[int, ...] = setting((2, 2, 2, 2), "residual blocks of each stage")
     strides: tuple[int, ...] = setting((1, 2, 2, 2), "stride of each stage")
@@ -117,7 +135,7 @@ class ModelConfig:
         "depth", "depth: a tier ends after its stage; width: it has a share of every layer's channels; both: both"
     )
     exits: dict[str, int] = setting(
-        {"simple": 2, "complex": 4}, "the stage after which each tier ends, shallowest first"
+        {"simple": 2, "complex": 4}, "the stage after which each tier ends, shallowest first; of gpt the block"
     )
     rates: dict[str, float] = setting(
         {"simple": 0.25, "complex": 1.0}, "each tier's share of the channels, with nesting by width"
@@ -131,6 +149,8 @@ class ModelConfig:
         "uniform", "initial share of max pooling in an early exit; uniform: drawn from [0, 1)"
     )
     final_norm: bool = setting(False, "a norm and a ReLU before the last average pool")
+    width: int = setting(64, "gpt: numbers in the hidden state of a token", least=1)
+    heads: int = setting(4, "gpt: heads of the attention; they share the width", least=1)
 
 
 @dataclass(frozen=True)
@@ -139,6 +159,7 @@ class TrainingConfig:
 
     epochs: int = setting(5, "E, passes over the device's data", least=1)
     batch_size: int = setting(50, "images in a step; the order is new in each epoch", least=1)
+    max_steps: int = setting(0, "largest number of steps of a device in a round; 0: no limit", least=0)
     last_batch: Literal["keep", "drop"] = setting(
         "keep", "keep or drop a short last batch; a device's only batch is always kept"
     )
@@ -150,9 +171,23 @@ class TrainingConfig:
     lr_warmup: int = setting(
         0, "W, rounds over which the learning rate rises: times t / W in round t < W; 0: none", least=0
     )
-    momentum: float = setting(0.0, "momentum of SGD; it starts at 0 for every device and round", least=0)
+    optimizer: Literal["sgd", "adam", "adamw"] = setting(
+        "sgd", "what makes a step of the clipped gradient; adam and adamw need a smaller learning rate, like 0.001"
+    )
+    optimizer_state: Literal["round", "device"] = setting(
+        "round",
+        "round: momentum, moments and step counts start at 0 in every round; device: a device keeps its own from one of"
+        " its rounds to the next, and never sends them",
+    )
+    momentum: float = setting(0.0, "sgd: momentum", least=0)
+    beta1: float = setting(0.9, "adam, adamw: decay of the mean of the gradients", least=0, below=1)
+    beta2: float = setting(0.999, "adam, adamw: decay of the mean of their squares", least=0, below=1)
+    epsilon: float = setting(1e-8, "adam, adamw: added to the root of the mean square", above=0)
     weight_decay: float = setting(
-        0.001, "weight decay, for weights that have a gradient; added after the clip", least=0
+        0.001,
+        "weight decay, for weights that have a gradient: sgd and adam add it to the gradient after the clip, adamw"
+        " shrinks the weights apart from it",
+        least=0,
     )
     masked_loss: bool = setting(
         False, "set the logits of classes that a device does not hold to 0 in its loss (HeteroFL)"
@@ -172,6 +207,17 @@ class ServerConfig:
         "weights that a device holds but does not train (NoSide's exit on complex devices): average them, or skip them",
     )
     rows_by_class: bool = setting(False, "average an output row over the devices that hold its class (HeteroFL)")
+    optimizer: Literal["none", "momentum", "adagrad", "adam", "yogi"] = setting(
+        "none",
+        "what the server makes of the change Δ from its weights to the devices' average; none: it takes the average;"
+        " momentum: FedAvgM; the others: FedAdagrad, FedAdam, FedYogi",
+    )
+    lr: float = setting(1.0, "server's learning rate; adagrad, adam and yogi need a smaller one, like 0.03", above=0)
+    beta1: float = setting(0.9, "decay of the server's mean of Δ", least=0, below=1)
+    beta2: float = setting(0.99, "adam, yogi: decay of the server's mean of Δ²", least=0, below=1)
+    tau: float = setting(
+        0.001, "adagrad, adam, yogi: τ, added to the root of the mean of Δ², which starts at τ²", above=0
+    )
 
 
 @dataclass(frozen=True)
@@ -328,6 +374,7 @@ class Config:
                 raise UserError(f"targets.{tier} must be percents, above 0 and at most 100")
         if 0 in self.tier_sizes().values():
             raise UserError(f"devices.number={self.devices.number} leaves a tier without a device: raise it")
+        check_optimizers(self.training, self.server, self.local)
         if self.devices.tiers and Counter(self.devices.tiers) != self.tier_sizes():
             raise UserError(
                 f"devices.tiers has {_list(Counter(self.devices.tiers))}, but tiers and devices.number make "

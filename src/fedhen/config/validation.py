@@ -155,6 +155,8 @@ def _check_bounds(bounds: Mapping[str, Any], value: Any, key: str) -> None:
         raise UserError(f"{key} = {value} is too small: it must be above {bounds['above']}")
     if bounds["most"] is not None and not value <= bounds["most"]:
         raise UserError(f"{key} = {value} is too large: it must be at most {bounds['most']}")
+    if bounds["below"] is not None and not value < bounds["below"]:
+        raise UserError(f"{key} = {value} is too large: it must be below {bounds['below']}")
 
 
 def _value(kind: Any, value: Any, key: str) -> Any:

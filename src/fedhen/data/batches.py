@@ -29,16 +29,25 @@ class Visits:
             yield slice(int(begin), int(end))
 
 
-def plan_visits(shard: Index, epochs: int, batch_size: int, drop_last: bool, address: tuple[int, int, int]) -> Visits:
-    """Plans a new order for every epoch. `address` is (seed, round, device): the draws depend on nothing else."""
+def plan_visits(
+    shard: Index, epochs: int, batch_size: int, drop_last: bool, address: tuple[int, int, int], max_steps: int = 0
+) -> Visits:
+    """Plans a new order for every epoch, of at most `max_steps` batches in all, if it is not 0.
+
+    `address` is (seed, round, device): the draws depend on nothing else.
+    """
     seed, round_number, device = address
     order = seeds.stream(seed, "order", round_number, device)
     per_epoch = len(shard) - len(shard) % batch_size if drop_last and len(shard) >= batch_size else len(shard)
     examples = np.concatenate([order.permutation(shard)[:per_epoch] for _ in range(epochs)])
     ends = np.minimum(np.arange(batch_size, per_epoch + batch_size, batch_size), per_epoch)
+    all_ends = np.concatenate([ends + per_epoch * epoch for epoch in range(epochs)])
+    if max_steps:
+        all_ends = all_ends[:max_steps]
+        examples = examples[: all_ends[-1]]
     return Visits(
         examples=examples,
-        ends=np.concatenate([ends + per_epoch * epoch for epoch in range(epochs)]),
+        ends=all_ends,
         draws=draw(seeds.stream(seed, "augmentation", round_number, device), len(examples)),
     )
 

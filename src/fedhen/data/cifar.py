@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedhen.data.dataset import Data, Normalisation
-from fedhen.data.published import Files, find_problem
-from fedhen.errors import UserError
+from fedhen.data.published import Files, require
 
 IMAGE = (3, 32, 32)
+NAMES = ("cifar10", "cifar100")
 
 
 def read(files: Files, root: Path) -> Data:
@@ -33,9 +32,5 @@ def _read_examples(files: Files, root: Path, names: Mapping[str, str]) -> tuple[
 
 def _read_records(files: Files, path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     """Returns one row per image: its label bytes, then its pixels."""
-    if wrong := find_problem(files, path):
-        get = f"`fedhen data fetch {files.name} --to {quote(str(path.parent.parent))}`"
-        raise UserError(
-            f"{path} {wrong}: get it with {get}, or name the folder that holds {files.folder} with --data-dir"
-        )
+    require(files, path)
     return np.fromfile(path, np.uint8).reshape(-1, files.labels + int(np.prod(IMAGE)))

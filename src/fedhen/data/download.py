@@ -1,4 +1,4 @@
-"""Downloads published archives: an interrupted download is continued, and the archive is verified."""
+"""Downloads published archives and files: an interrupted download is continued, and what came is verified."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from fedhen.data.published import Files
+from fedhen.data.published import Files, kind_of
 from fedhen.data.storage import (
     CHUNK,
     check_disk,
@@ -43,10 +43,10 @@ def show_nothing(done: int, total: int | None) -> None:
 
 
 def download_file(files: Files, root: Path, *, url: str | None = None, show: Show = show_nothing) -> Path:
-    """Downloads the official archive into `root` and verifies its MD5; continues an interrupted download."""
-    archive = root / files.archive
+    """Downloads the official archive or file into `root` and verifies it; continues an interrupted download."""
+    archive, kind = root / files.archive, kind_of(files.checksum)
     with explain_read_errors(archive):
-        if archive.is_file() and digest(archive, "md5") == files.md5:
+        if archive.is_file() and digest(archive, kind) == files.checksum:
             return archive
     make_folder(root)
     download = _Download(files, url or files.url, root / f"{files.archive}.part", show)
@@ -57,10 +57,10 @@ def download_file(files: Files, root: Path, *, url: str | None = None, show: Sho
         if not waits:
             raise UserError(f"cannot download {download.url}: {trouble}; run the command again, {HAVE_COPY}")
         time.sleep(waits.pop(0))
-    if (found := digest(download.part, "md5")) != files.md5:
+    if (found := digest(download.part, kind)) != files.checksum:
         download.part.unlink()
         raise UserError(
-            f"the file from {download.url} has the MD5 {found} instead of {files.md5} and was removed: "
+            f"the file from {download.url} has the {kind} {found} instead of {files.checksum} and was removed: "
             f"run the command again, {HAVE_COPY}"
         )
     with explain_write_errors(root):
@@ -89,7 +89,7 @@ class _Download:
         except HTTPError as error:
             answer = " ".join(f"the server answers {error.code} {error.reason}".split())
             if error.code == 416 and begin:
-                if digest(self.part, "md5") == self.files.md5:
+                if digest(self.part, kind_of(self.files.checksum)) == self.files.checksum:
                     return ""  # there was nothing left to send
                 self.part.unlink()
             elif error.code not in TEMPORARY and error.code < 500:

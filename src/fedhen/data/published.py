@@ -1,12 +1,14 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them, with the size and checksum of every file."""
+"""CIFAR-10, CIFAR-100 and Shakespeare as they are published, with the size and checksum of every file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from fedhen.data.storage import digest
+from fedhen.errors import UserError
 
 MISSING = "is missing"
 
@@ -17,36 +19,42 @@ class Files:
 
     name: str
     url: str
-    md5: str
-    """Of the archive."""
+    checksum: str
+    """Of what the address gives: an archive, or the only data file."""
     folder: str
-    """The folder in the archive."""
+    """The folder in the archive; a single file is put into a folder of that name."""
     train: Mapping[str, str]
-    """File -> SHA-1, in order."""
+    """File -> checksum, in order."""
     test: Mapping[str, str]
     sizes: Mapping[str, int]
     """File -> bytes."""
-    labels: int
-    """Label bytes before each image; the last one is the class."""
     classes: int
-    mean: tuple[float, ...]
+    labels: int = 0
+    """Label bytes before each image; the last one is the class."""
+    mean: tuple[float, ...] = ()
     """Of the training pixels between 0 and 1, for each channel."""
-    std: tuple[float, ...]
+    std: tuple[float, ...] = ()
 
     @property
     def archive(self) -> str:
+        """The name of what the address gives."""
         return self.url.rpartition("/")[2]
 
     @property
-    def sha1(self) -> dict[str, str]:
-        """The SHA-1 of every data file."""
+    def packed(self) -> bool:
+        """Whether the address gives an archive."""
+        return self.archive.endswith(".tar.gz")
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The checksum of every data file."""
         return {**self.train, **self.test}
 
 
 CIFAR10 = Files(
     name="cifar10",
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    md5="c32a1d4ab5d03f1284b67883e8d87530",
+    checksum="c32a1d4ab5d03f1284b67883e8d87530",
     folder="cifar-10-batches-bin",
     train={
         "data_batch_1.bin": "aadd24acce27caa71bf4b10992e9e7b2d74c2540",
@@ -65,7 +73,7 @@ CIFAR10 = Files(
 CIFAR100 = Files(
     name="cifar100",
     url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-    md5="03b5dce01913d631647c71ecec9e9cb8",
+    checksum="03b5dce01913d631647c71ecec9e9cb8",
     folder="cifar-100-binary",
     train={"train.bin": "e207cd2e05b73b1393c74c7f5e7bea451d63e08e"},
     test={"test.bin": "8fb6623e830365ff53cf14adec797474f5478006"},
@@ -75,12 +83,29 @@ CIFAR100 = Files(
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
 )
-PUBLISHED = {files.name: files for files in (CIFAR10, CIFAR100)}
+SHAKESPEARE = Files(
+    name="shakespeare",
+    url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    checksum="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    folder="tinyshakespeare",
+    train={"input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
+    test={},
+    sizes={"input.txt": 1_115_394},
+    classes=65,
+)
+PUBLISHED = {files.name: files for files in (CIFAR10, CIFAR100, SHAKESPEARE)}
+KINDS = {32: "MD5", 40: "SHA-1", 64: "SHA-256"}
+"""Digits of a checksum -> its kind."""
+
+
+def kind_of(checksum: str) -> str:
+    """Returns the kind of a checksum, by its length: publishers differ in the kind that they give."""
+    return KINDS[len(checksum)]
 
 
 def verify(files: Files, root: Path) -> list[tuple[str, str | None]]:
     """Returns every data file with what is wrong with it, or None."""
-    return [(name, find_problem(files, root / files.folder / name)) for name in files.sha1]
+    return [(name, find_problem(files, root / files.folder / name)) for name in files.checksums]
 
 
 def find_problem(files: Files, path: Path) -> str | None:
@@ -88,10 +113,18 @@ def find_problem(files: Files, path: Path) -> str | None:
     try:
         if (size := path.stat().st_size) != files.sizes[path.name]:
             return f"has {size} bytes instead of {files.sizes[path.name]}"
-        return (
-            None if digest(path, "sha1") == files.sha1[path.name] else "was altered: its SHA-1 is not the published one"
-        )
+        kind = kind_of(checksum := files.checksums[path.name])
+        return None if digest(path, kind) == checksum else f"was altered: its {kind} is not the published one"
     except (FileNotFoundError, NotADirectoryError):
         return MISSING
     except OSError as error:
         return f"cannot be read: {error.strerror}"
+
+
+def require(files: Files, path: Path) -> None:
+    """Raises a UserError that says how to get a data file, if something is wrong with it."""
+    if wrong := find_problem(files, path):
+        get = f"`fedhen data fetch {files.name} --to {quote(str(path.parent.parent))}`"
+        raise UserError(
+            f"{path} {wrong}: get it with {get}, or name the folder that holds {files.folder} with --data-dir"
+        )

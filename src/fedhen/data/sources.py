@@ -17,7 +17,8 @@ from fedhen.data.digits import load_digits
 from fedhen.data.image_folder import read_image_folder
 from fedhen.data.inputs import take
 from fedhen.data.npz import read_npz
-from fedhen.data.published import PUBLISHED
+from fedhen.data.published import PUBLISHED, SHAKESPEARE
+from fedhen.data.shakespeare import load_shakespeare
 from fedhen.errors import UserError, unknown_name
 from fedhen.fileio.python_files import refuse_reference
 
@@ -28,6 +29,8 @@ OPTIONS = {
     "inputs": "tables",
     "test_share": "tables",
     "size": "folders of images",
+    "roles": "shakespeare",
+    "context": "shakespeare",
 }
 """Settings that only some kinds of data read."""
 
@@ -40,10 +43,13 @@ def load_data(config: DataConfig, root: Path, seed: int = 0) -> Data:
     refuse_reference(name, "data")
     if name == DIGITS:
         data = load_digits()
-    elif name in PUBLISHED:
+    elif name in cifar.NAMES:
         data = cifar.read(PUBLISHED[name], root)
     elif "/" in name or os.sep in name or name.endswith((".npz", *tables.SUFFIXES)):
         return _select(read_own_data(Path(name), config, seed), config, seed)
+    elif name == SHAKESPEARE.name:
+        _refuse_unread(config, "roles", "context")
+        return _select(load_shakespeare(root, config.roles, config.context), config, seed)
     else:
         named = unknown_name("data set", name, (DIGITS, *PUBLISHED))
         raise UserError(f"{named}, or give the path of a folder, an .npz file or a table")

@@ -78,6 +78,12 @@ def check_disk(folder: Path, needed: int) -> None:
         raise UserError(f"{folder} has {room}: free some space, or {ELSEWHERE}")
 
 
+def hasher(kind: str) -> hashlib._Hash:
+    """Returns a new checksum of a kind: MD5, SHA-1 or SHA-256."""
+    return hashlib.new(kind.replace("-", ""), usedforsecurity=False)
+
+
 def digest(path: Path, kind: str) -> str:
+    """Returns the checksum of a file."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(file, lambda: hasher(kind)).hexdigest()

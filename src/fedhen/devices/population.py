@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from fedhen import seeds
 from fedhen.algorithm.local_variants import LocalContext, LocalVariant, make_local_variant
 from fedhen.algorithm.methods import Method
 from fedhen.algorithm.objectives import Objective, configure_objective
+from fedhen.algorithm.optimizers import kept_state_like
 from fedhen.algorithm.ownership import Holding, find_holdings
 from fedhen.algorithm.rounds import Sent
 from fedhen.config.settings import Config
@@ -52,13 +54,38 @@ class Population:
 
     def cost(self, device: int) -> int:
         """How long a device trains, in parameters times examples."""
-        examples = len(self.data.shards[device]) * self.config.training.epochs
+        training = self.config.training
+        examples = len(self.data.shards[device]) * training.epochs
+        if training.max_steps:
+            examples = min(examples, training.max_steps * training.batch_size)
         return numel(self.holdings[self.tier_of[device]].shapes) * examples
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether devices keep anything from one of their rounds to the next."""
+        return self.local.remember is not None or self.config.training.optimizer_state == "device"
+
+    def state_like(self, tier: str, weights: Mapping[str, Tensor]) -> Weights:
+        """Returns tensors with the names, shapes and types of what a device of a tier keeps between its rounds.
+
+        That is the local variant's memory and the optimiser's state, and nothing if there is neither. `weights` are
+        those of the tier; the values are not used.
+        """
+        memory = self.select_learned(tier, weights) if self.local.remember is not None else {}
+        return {**memory, **self.optimizer_like(tier, weights)}
+
+    def optimizer_like(self, tier: str, weights: Mapping[str, Tensor]) -> Weights:
+        """Returns the optimiser's part of `state_like`."""
+        return kept_state_like(self.config.training, self.select_learned(tier, weights))
+
+    def select_learned(self, tier: str, weights: Mapping[str, Tensor]) -> Weights:
+        """Returns the weights that the loss of a tier's devices reaches."""
+        return {n: t for n, t in weights.items() if n in self.holdings[tier].learned}
+
     def local_context(self, device: int, sent: Sent, memory: Weights) -> LocalContext:
-        """Returns what the local variant is given for a device with this memory."""
+        """Returns what the local variant is given for a device that keeps this state."""
         tier = self.tier_of[device]
-        trained = {n: t for n, t in sent.models[tier].items() if n in self.holdings[tier].learned}
+        trained = self.select_learned(tier, sent.models[tier])
         return LocalContext(trained, memory, sent.mean.get(tier, {}), self.omega[device])
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedhen.algorithm.rounds import Devices
+from fedhen.config.settings import TrainingConfig
 from fedhen.devices.population import Population
 from fedhen.distributed.communicator import Ranks
 from fedhen.engines.parallel import ParallelDevices
@@ -64,12 +65,22 @@ def choose_fast_engine(start: EngineParts) -> Engine:
             return Engine(plain, start.scoring)
         parallel = ParallelDevices(plain, start.scoring, start.server, start.mean, number)
         return Engine(parallel, parallel.score, parallel.workers)
-    if not has_triton():
-        warnings.warn("the GPU engine needs Triton, which is not installed: devices train one by one", stacklevel=2)
+    if reason := why_no_kernels(plain.population.config.training):
+        warnings.warn(f"the GPU engine {reason}: devices train one by one", stacklevel=2)
         return Engine(plain, start.scoring)
     from fedhen.engines.cuda.graphs import GraphDevices
 
     return Engine(GraphDevices(plain), start.scoring)
+
+
+def why_no_kernels(training: TrainingConfig) -> str:
+    """Returns why the GPU engine's kernels cannot train with these settings, or nothing if they can."""
+    reasons = {
+        f"has no kernel for training.optimizer={training.optimizer}": training.optimizer != "sgd",
+        "has no kernel for training.optimizer_state=device": training.optimizer_state == "device",
+        "needs Triton, which is not installed": not has_triton(),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 def has_triton() -> bool:

@@ -42,23 +42,23 @@ class ParallelDevices:
             # Before workers are forked, so that they need not build it again.
             self.sequential.built_module(tier)
         self.tiers = list(self.server)
-        models, means = ({tier: pack(of[tier]) for tier in of} for of in (self.server, self.mean))
-        self.models = {tier: make_shared_vector(vector) for tier, vector in models.items()}
+        self.models = make_shared_vectors(self.server)
         """Tier -> the model that is sent in a round, packed, in memory that all workers share."""
-        self.means = {tier: make_shared_vector(vector) for tier, vector in means.items()}
-        self.scored = [{tier: make_shared_vector(vector) for tier, vector in models.items()} for _ in MODEL_OWNERS]
+        self.means = make_shared_vectors(self.mean)
+        self.scored = [make_shared_vectors(self.server) for _ in MODEL_OWNERS]
         """Owner -> tier -> the model that is scored, likewise."""
-        self.results = [
-            [{t: make_shared_vector(vector) for t, vector in models.items()} for _ in (0, 1)]
-            for _ in range(self.number)
-        ]
+        self.results = [[make_shared_vectors(self.server) for _ in (0, 1)] for _ in range(self.number)]
         """Worker -> buffer -> tier -> trained weights: one buffer is read while the next device writes the other."""
         self.buffer = [0] * self.number
         """Worker -> the buffer of its current job."""
-        self.memories = [
-            {tier: make_shared_vector(vector) for tier, vector in means.items()} for _ in range(self.number)
-        ]
-        """Worker -> tier -> the memory of its device."""
+        self.states = {tier: self.population.state_like(tier, weights) for tier, weights in self.server.items()}
+        """Tier -> the names, shapes and types of what its devices keep between their rounds."""
+        self.optimizers = {tier: self.population.optimizer_like(tier, weights) for tier, weights in self.server.items()}
+        """Tier -> those of the optimiser's part of it."""
+        self.states_before = [make_shared_vectors(self.states) for _ in range(self.number)]
+        """Worker -> tier -> what its device has kept."""
+        self.optimizers_after = [[make_shared_vectors(self.optimizers) for _ in (0, 1)] for _ in range(self.number)]
+        """Worker -> buffer -> tier -> the state of its device's optimiser after training."""
         self.workers = WorkerPool(self.number, self.run_job)
 
     @property
@@ -67,7 +67,7 @@ class ParallelDevices:
 
     @property
     def memory(self) -> StateStore:
-        """Device -> its memory, if the local variant has one."""
+        """Device -> what it keeps between its rounds."""
         return self.sequential.memory
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
@@ -83,17 +83,18 @@ class ParallelDevices:
             self.buffer[worker] = 1 - self.buffer[worker]
             job |= {"memory": bool(memory), "mean": bool(sent.mean.get(tier)), "place": self.buffer[worker]}
             if memory:
-                self.memories[worker][tier].copy_(pack(memory))
+                self.states_before[worker][tier].copy_(pack(memory))
 
         in_order = sorted(active, key=lambda device: (-population.cost(device), device))
         jobs: list[Job] = [{"round": round_number, "device": device} for device in in_order]
         for worker, job, answer in self.workers.run(jobs, prepare):
             device, tier = job["device"], population.tier_of[job["device"]]
             if "loss" in answer:
-                weights = unpack(self.results[worker][job["place"]][tier].clone(), self.server[tier])
-                yield sequential.attempt(
-                    round_number, device, sent, LocalResult(weights, answer["loss"], answer["steps"])
-                )
+                place = job["place"]
+                weights = unpack(self.results[worker][place][tier].clone(), self.server[tier])
+                optimizer = unpack(self.optimizers_after[worker][place][tier].clone(), self.optimizers[tier])
+                result = LocalResult(weights, answer["loss"], answer["steps"], optimizer)
+                yield sequential.attempt(round_number, device, sent, result)
             elif "failed" in answer:
                 yield Failure(device, answer["failed"])
             else:
@@ -131,7 +132,7 @@ class ParallelDevices:
         device, tier = job["device"], self.population.tier_of[job["device"]]
         mean = {tier: unpack(self.means[tier].clone(), self.mean[tier])} if job["mean"] else {}
         sent = Sent({tier: unpack(self.models[tier].clone(), self.server[tier])}, mean)
-        memory = unpack(self.memories[worker][tier], self.mean[tier]) if job["memory"] else {}
+        memory = unpack(self.states_before[worker][tier], self.states[tier]) if job["memory"] else {}
         try:
             found = self.sequential.train_locally(
                 job["round"], device, sent, self.population.local_context(device, sent, memory)
@@ -139,6 +140,7 @@ class ParallelDevices:
         except Exception as error:
             return {"failed": describe_device_error(error)}
         self.results[worker][job["place"]][tier].copy_(pack(found.weights))
+        self.optimizers_after[worker][job["place"]][tier].copy_(pack(found.optimizer))
         return {"loss": found.loss, "steps": found.steps}
 
     def score_batches(self, job: Job) -> Answer:
@@ -153,3 +155,8 @@ class ParallelDevices:
 def _as_tensors(sums: Sequence[Sequence[Sequence[float] | Tensor]]) -> BatchSums:
     """Returns sums that came from a worker as lists, which are exact."""
     return [[torch.as_tensor(total, dtype=torch.float64) for total in reading] for reading in sums]
+
+
+def make_shared_vectors(like: TierModels) -> dict[str, Tensor]:
+    """Returns tier -> a vector in shared memory that its weights can be packed into."""
+    return {tier: make_shared_vector(pack(weights)) for tier, weights in like.items()}

@@ -7,7 +7,7 @@ depends on the round, the device and what it was sent, and not on the process or
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from fedhen import seeds
 from fedhen.algorithm.failures import describe_device_error
 from fedhen.algorithm.local_training import LocalProblem, learning_rate, train_locally
 from fedhen.algorithm.local_variants import LocalContext
+from fedhen.algorithm.optimizers import make_optimizer
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.data.batches import Visits, make_batch, plan_visits
@@ -38,6 +39,8 @@ class LocalResult(NamedTuple):
     loss: float
     """The mean over its steps."""
     steps: int
+    optimizer: Mapping[str, Tensor] = {}
+    """The state of its optimiser, if the device keeps it."""
 
 
 @dataclass
@@ -46,7 +49,7 @@ class SequentialDevices:
 
     population: Population
     memory: StateStore = field(default_factory=StateStore)
-    """Device -> its memory, if the local variant has one and the device has trained."""
+    """Device -> what it keeps between its rounds (`Population.state_like`), if it has trained."""
     modules: dict[str, nn.Module] = field(default_factory=dict)
     """Tier -> the module as it was built. Every device trains in a copy."""
 
@@ -70,10 +73,11 @@ class SequentialDevices:
         module = self.copy_module(tier)
         load_weights(module, sent.models[tier])
         correction, mask = population.local.correction(context), self.logit_mask(device)
-        lr = self.lr(round_number)
-        problem = LocalProblem(
-            population.objectives[tier], population.config.training, lr, correction, mask, population.precision
-        )
+        lr, training = self.lr(round_number), population.config.training
+        problem = LocalProblem(population.objectives[tier], training, lr, correction, mask, population.precision)
+        optimizer = make_optimizer(training, lr, correction.decay)
+        if like := population.optimizer_like(tier, context.received):
+            optimizer.load(dict(module.named_parameters()), context.memory)
         # Random choices of the model, such as dropout, have an address too.
         address = population.config.seed, "model", round_number, population.first + device
         with (
@@ -81,12 +85,13 @@ class SequentialDevices:
             seeds.randomness(*address),
             fast_convolutions(module),
         ):
-            loss, steps = train_locally(module, self.batches(round_number, device), problem)
+            loss, steps = train_locally(module, self.batches(round_number, device), problem, optimizer)
         trained = module.state_dict()
-        return LocalResult({n: trained[n].contiguous() for n in population.holdings[tier].shapes}, loss, steps)
+        weights = {n: trained[n].contiguous() for n in population.holdings[tier].shapes}
+        return LocalResult(weights, loss, steps, optimizer.keep(like))
 
     def make_update(self, round_number: int, device: int, result: LocalResult, context: LocalContext) -> Update:
-        """Makes the update of a trained device, and stores its memory."""
+        """Makes the update of a trained device, and stores what the device keeps."""
         population, tier = self.population, self.population.tier_of[device]
         update = Update(
             device,
@@ -98,24 +103,29 @@ class SequentialDevices:
             rows=self.label_rows(device, result.weights),
             omega=population.omega[device],
         )
-        return self.store_memory(update, context, result.steps * self.lr(round_number))
+        return self.store_state(update, context, result, self.lr(round_number))
 
     def local_context(self, device: int, sent: Sent) -> LocalContext:
         return self.population.local_context(device, sent, self.memory.get(device, {}))
 
-    def store_memory(self, update: Update, context: LocalContext, total_lr: float) -> Update:
-        """Stores the device's next memory, unless its weights are not finite. Returns the update with the change."""
-        local = self.population.local
-        if local.remember is None or not is_finite(update.weights):
+    def store_state(self, update: Update, context: LocalContext, result: LocalResult, lr: float) -> Update:
+        """Stores what the device keeps, unless its weights are not finite. Returns the update with the change."""
+        if not self.population.keeps_state or not is_finite(update.weights):
             return update
-        memory = local.remember(context, update.weights, total_lr)
-        if local.infer_change is not None:
-            change = local.infer_change(context.received, update.weights)
-        else:
-            change = {n: t - context.memory[n] if n in context.memory else t for n, t in memory.items()}
-        # Last, so that a device that fails keeps its old memory.
-        self.memory[update.device] = memory
+        memory, change = self.next_memory(context, update.weights, result.steps * lr)
+        # Last, so that a device that fails keeps its old state.
+        self.memory[update.device] = {**memory, **result.optimizer}
         return replace(update, memory_change=change)
+
+    def next_memory(self, context: LocalContext, trained: Weights, total_lr: float) -> tuple[Weights, Weights]:
+        """Returns the local variant's next memory and its change, both empty if it has none."""
+        local = self.population.local
+        if local.remember is None:
+            return {}, {}
+        memory = local.remember(context, trained, total_lr)
+        if local.infer_change is not None:
+            return memory, local.infer_change(context.received, trained)
+        return memory, {n: t - context.memory[n] if n in context.memory else t for n, t in memory.items()}
 
     def lr(self, round_number: int) -> float:
         """Returns η in that round."""
@@ -125,7 +135,8 @@ class SequentialDevices:
         """Returns which examples the device trains on in that round, in order."""
         config, shard = self.population.config, self.population.data.shards[device]
         training, address = config.training, (config.seed, round_number, self.population.first + device)
-        return plan_visits(shard, training.epochs, training.batch_size, training.last_batch == "drop", address)
+        drops = training.last_batch == "drop"
+        return plan_visits(shard, training.epochs, training.batch_size, drops, address, training.max_steps)
 
     def batches(self, round_number: int, device: int) -> Iterator[tuple[Inputs, Tensor]]:
         """Yields the device's batches of all epochs."""

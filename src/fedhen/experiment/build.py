@@ -13,7 +13,8 @@ import torch
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.methods import Method, load_method
 from fedhen.algorithm.sampling import Activate, make_sampler
-from fedhen.config.settings import Config, DataConfig
+from fedhen.algorithm.server_optimizers import make_server_optimizer
+from fedhen.config.settings import OWN, Config, DataConfig
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.inputs import list_tensors
@@ -30,6 +31,7 @@ from fedhen.experiment.experiment import Experiment
 from fedhen.experiment.reported_models import AllDevicesAverage, NoReportedModels, ReportedModels
 from fedhen.hardware.accelerator import choose_device
 from fedhen.models.family import Family
+from fedhen.models.model_files import read_initial_weights
 from fedhen.models.registry import make_family
 from fedhen.params import TierModels, count_bytes, pack, select
 from fedhen.tasks import Task
@@ -116,6 +118,10 @@ def build_population(
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
     outputs = task.count_outputs(torch.cat([data.y, data.y_test]), data.classes)
     family = family or make_family(config, data.shape, outputs)
+    if config.model.initial not in ("", OWN):
+        family = family.start_from(read_initial_weights(Path(config.model.initial)))
+    elif config.model.initial == OWN and not family.start:
+        raise UserError("the initial weights of this run were passed from Python: pass them again, as initial=...")
     tier_of = assign_tiers(config)
     omega = compute_omega([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
     return make_population(config, family, method, data, tier_of=tier_of, omega=omega, task=task, outputs=outputs)
@@ -137,7 +143,8 @@ def start_experiment(
     population = replace(population, fixed=fixed)
     mean = make_empty_memories(server, population)
     check_ranks_agree(config, data, {**server, **{f"fixed {tier}": w for tier, w in fixed.items()}}, ranks)
-    kept = [server, mean] if config.evaluation.devices else [mean]
+    states = {tier: population.state_like(tier, weights) for tier, weights in server.items()}
+    kept = [server, states] if config.evaluation.devices else [states]
     needed = sum(sizes[tier] * count_bytes(models[tier]) for models in kept for tier in sizes)
     make_store = make_stores(config.runtime, where, needed)
     memory = make_store()
@@ -146,13 +153,16 @@ def start_experiment(
     last_models: ReportedModels = NoReportedModels()
     if config.evaluation.devices:
         last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
+    optimizer = make_server_optimizer(config.server)
     return Experiment(
         population=population,
         engine=engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks)),
-        activate=activate or make_sampler(config.devices, config.seed),
+        activate=activate or make_sampler(config.devices, config.seed, population.tier_of),
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,
+        optimizer=optimizer,
+        moments=optimizer.start(server, {t: holding.learned for t, holding in population.holdings.items()}),
         memory=memory,
         ranks=ranks,
     )
@@ -177,6 +187,6 @@ def make_empty_memories(server: TierModels, population: Population) -> TierModel
     if population.local.remember is None:
         return {tier: {} for tier in server}
     return {
-        tier: {n: torch.zeros_like(t) for n, t in weights.items() if n in population.holdings[tier].learned}
+        tier: {n: torch.zeros_like(t) for n, t in population.select_learned(tier, weights).items()}
         for tier, weights in server.items()
     }

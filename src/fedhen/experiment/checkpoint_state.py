@@ -33,6 +33,8 @@ class State:
     server: TierModels
     mean: TierModels
     """The mean of the devices' memories."""
+    moments: TierModels
+    """The moments of the server's optimiser; empty if it has none."""
     losses: Mapping[int, float]
     """The loss that each device reported last."""
     shelves: Mapping[str, StateStore]
@@ -50,7 +52,8 @@ class State:
 
     def models(self) -> dict[str, TierModels]:
         """Returns the weights that tiers may share."""
-        return {"server": self.server, "mean": self.mean}
+        # Without a part for moments where there are none, as in checkpoints from before there were any.
+        return {"server": self.server, "mean": self.mean, **({"moments": self.moments} if self.moments else {})}
 
     @property
     def lasts(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.rounds import Round, Rules, play_rounds
 from fedhen.algorithm.sampling import Activate
+from fedhen.algorithm.server_optimizers import TAKE_AVERAGE, ServerOptimizer
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population
 from fedhen.devices.state_store import StateStore
@@ -36,8 +37,12 @@ class Experiment:
     server: TierModels
     memories: Memories
     last_models: ReportedModels
+    optimizer: ServerOptimizer = TAKE_AVERAGE
+    """Of the server."""
+    moments: TierModels = field(default_factory=dict)
+    """Its moments, for the weights of each tier; empty if it has none."""
     memory: StateStore = field(default_factory=StateStore)
-    """The memories of the devices that trained last on this rank. The engine writes them."""
+    """What the devices that trained last on this rank keep between their rounds. The engine writes it."""
     losses: dict[int, float] = field(default_factory=dict)
     """The loss that each device reported last."""
     played: int = 0
@@ -67,12 +72,19 @@ class Experiment:
 
     def steps(self) -> Generator[Step]:
         """Plays the rounds that are left, in the current number of threads."""
-        rules = Rules(self.population.method, self.choose_active, self.config.server, self.population.local, self.ranks)
+        rules = Rules(
+            self.population.method,
+            self.choose_active,
+            self.config.server,
+            self.population.local,
+            self.optimizer,
+            self.ranks,
+        )
         numbers = range(self.played + 1, self.config.rounds + 1)
-        played = play_rounds(self.server, self.memories, self.engine.devices, rules, numbers, self.losses)
+        played = play_rounds(self.server, self.memories, self.engine.devices, rules, numbers, self.losses, self.moments)
         began = time.perf_counter()
         for done in played:
-            self.server, self.memories = done.server, done.memories
+            self.server, self.memories, self.moments = done.server, done.memories, done.moments
             self.last_models.take(done.updates, done.losses)
             self.losses.update(done.losses)
             trained = time.perf_counter()
@@ -140,14 +152,12 @@ class Experiment:
 
     def state(self) -> State:
         """Returns everything that the next round needs."""
-        memory = {
-            tier: {n: t for n, t in weights.items() if n in self.population.holdings[tier].learned}
-            for tier, weights in self.server.items()
-        }
+        memory = {tier: self.population.state_like(tier, weights) for tier, weights in self.server.items()}
         return State(
             played=self.played,
             server=self.server,
             mean=self.memories.mean,
+            moments=self.moments,
             losses=dict(self.losses),
             shelves={"rows": self.last_models.rows, "memory": self.memory},
             likes={"rows": self.server, "memory": memory},
@@ -161,6 +171,7 @@ class Experiment:
         self.played, self.losses = saved.played, dict(saved.losses)
         self.server = saved.models["server"]
         self.memories = replace(self.memories, mean=saved.models["mean"])
+        self.moments = saved.models.get("moments", {})
         for device, vector in saved.vectors["rows"]:
             self.last_models.restore(device, vector)
         for device, vector in saved.vectors["memory"]:

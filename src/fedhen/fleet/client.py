@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flwr.app import RecordDict
@@ -22,11 +22,11 @@ from fedhen.errors import UserError, one_line
 from fedhen.fileio.atomic import write_text
 from fedhen.fleet import protocol
 from fedhen.fleet.app import App, NodeConfig
-from fedhen.fleet.client_state import ClientState, ConfigStore
+from fedhen.fleet.client_state import ClientState, DigestStore, store_configs, store_fixed_weights
 from fedhen.fleet.protocol import Answer, Identity, Malformed, Order
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
-from fedhen.params import is_finite
+from fedhen.params import Shapes, Weights, is_finite
 
 STATE_VARIABLE = "FEDHEN_STATE"
 NAME_FILE = "name"
@@ -54,9 +54,8 @@ class FleetClient:
             if order.tier != self.tier:
                 raise UserError(f"this device is of tier {self.tier!r}, but the server expects tier {order.tier!r}")
             config_text = self.find_config(order)
-            if config_text is None:
-                return protocol.pack_config_request()
-            return protocol.pack_answer(self.train_device(order, toml.parse_toml(config_text), content))
+            answer = self.train_device(order, toml.parse_toml(config_text), content) if config_text else None
+            return protocol.pack_config_request() if answer is None else protocol.pack_answer(answer)
         except Exception as error:
             if not isinstance(error, UserError | Malformed):
                 error = UserError(OUT_OF_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
@@ -64,31 +63,50 @@ class FleetClient:
 
     def find_config(self, order: Order) -> str | None:
         """Returns the configuration that an order carries or that is stored here. Returns None if there is neither."""
-        store = ConfigStore(self.state)
-        if not order.config_text:
-            return store.read(order.config_digest)
-        if protocol.digest_of(order.config_text) != order.config_digest:
-            raise Malformed("the configuration does not match its digest")
-        # Without a writable state folder the device trains all the same, and asks for the text again next time.
-        with suppress(OSError):
-            store.write(order.config_digest, order.config_text)
-        return order.config_text
+        content = order.config_text.encode() or None
+        found = self.find_stored(store_configs(self.state), order.config_digest, content, "the configuration")
+        return found.decode() if found is not None else None
 
-    def train_device(self, order: Order, config: Config, content: RecordDict) -> Answer:
-        """Trains the device as the simulator does, and saves its memory."""
+    def find_stored(self, store: DigestStore, digest: str, sent: bytes | None, what: str) -> bytes | None:
+        """Returns what an order carries, and stores it, or what is stored here. Returns None if there is neither."""
+        if sent is None:
+            return store.read(digest)
+        if protocol.digest_of(sent) != digest:
+            raise Malformed(f"{what} does not match its digest")
+        # Without a writable state folder the device trains all the same, and asks for it again next time.
+        with suppress(OSError):
+            store.write(digest, sent)
+        return sent
+
+    def find_fixed_weights(self, order: Order, content: RecordDict, population: Population) -> Weights | None:
+        """Returns the weights that no device trains. Returns None if they were neither sent nor are stored here."""
+        if not order.fixed_digest:
+            return {}
+        sent = protocol.content_of(content["fixed"]) if "fixed" in content else None
+        store = store_fixed_weights(self.state)
+        found = self.find_stored(store, order.fixed_digest, sent, "what no device trains")
+        like = self.expected_weights(population, population.holdings[self.tier].fixed)
+        return protocol.read_weights(found, like) if found is not None else None
+
+    def train_device(self, order: Order, config: Config, content: RecordDict) -> Answer | None:
+        """Trains the device as the simulator does, and saves what it keeps. Returns None if it lacks weights."""
         population = self.build_population(order, config)
-        expected = self.expected_weights(population)
-        learned = {n: t for n, t in expected.items() if n in population.holdings[self.tier].learned}
+        fixed = self.find_fixed_weights(order, content, population)
+        if fixed is None:
+            return None
+        population = replace(population, fixed={self.tier: fixed})
+        expected = self.expected_weights(population, population.holdings[self.tier].shapes)
+        learned = population.select_learned(self.tier, expected)
         model = protocol.unpack_weights(content.get("model"), expected)
         mean = protocol.unpack_weights(content.get("mean"), learned) if population.local.copies else {}
         files, devices = ClientState(self.state, order.run), SequentialDevices(population)
-        if population.local.remember is not None and order.memory:
-            devices.memory[0] = files.read(order.memory, learned)
+        if population.keeps_state and order.memory:
+            devices.memory[0] = files.read(order.memory, population.state_like(self.tier, expected))
         reply = devices.attempt(order.round, 0, Sent({self.tier: model}, {self.tier: mean}))
         if isinstance(reply, Failure):
             raise UserError(reply.error)
-        if population.local.remember is not None and is_finite(reply.weights):
-            # Saved before the answer is sent: if the server merges it, the device needs this memory next time.
+        if population.keeps_state and is_finite(reply.weights):
+            # Saved before the answer is sent: if the server merges it, the device needs this state next time.
             files.write(order.round, devices.memory[0], order.memory)
         return make_answer(reply, population)
 
@@ -117,9 +135,9 @@ class FleetClient:
             return config
         return validation.from_mapping({"runtime": {"threads": self.config["threads"]}}, config)
 
-    def expected_weights(self, population: Population) -> dict[str, Tensor]:
-        """Returns tensors with the names, shapes and types of the tier's weights. Their values are not used."""
-        module, shapes = SequentialDevices(population).build_module(self.tier), population.holdings[self.tier].shapes
+    def expected_weights(self, population: Population, shapes: Shapes) -> dict[str, Tensor]:
+        """Returns tensors with these names, and the shapes and types of the tier's. Their values are not used."""
+        module = SequentialDevices(population).build_module(self.tier)
         return {name: tensor for name, tensor in module.state_dict().items() if name in shapes}
 
     @property

@@ -1,5 +1,6 @@
-"""Files in a node's state folder: the configurations of its runs and its device's memory (SCAFFOLD, FedDyn).
+"""Files in a node's state folder: the configurations of its runs and its device's memory.
 
+The memory is what the device keeps between its rounds: that of SCAFFOLD or FedDyn, and the state of its optimiser.
 The memory has one file for each round, of which the last two are kept. The server names the round whose memory is used.
 So a node that is ahead of a restored server returns to the earlier memory, and a restarted node continues.
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from fedhen.errors import UserError
 from fedhen.fileio import untrusted
-from fedhen.fileio.atomic import replace_file, write_text
+from fedhen.fileio.atomic import replace_file
 from fedhen.fleet.protocol import digest_of
 from fedhen.params import SAFETENSORS_TYPES, Weights
 
@@ -29,33 +30,44 @@ CONFIGS_KEPT = 2
 
 
 @dataclass(frozen=True)
-class ConfigStore:
-    """The configurations of the last runs, each in a file named by its digest."""
+class DigestStore:
+    """What the server sends once in a run: files of the last runs, each named by its digest."""
 
     state: Path
+    kind: str
+    """The name of the folder."""
+    suffix: str
 
     @property
     def folder(self) -> Path:
-        return self.state / "configs"
+        return self.state / self.kind
 
-    def read(self, digest: str) -> str | None:
-        """Returns a stored configuration. Returns None if it is missing or does not match its digest."""
+    def read(self, digest: str) -> bytes | None:
+        """Returns what is stored. Returns None if it is missing or does not match its digest."""
         try:
-            text = self.path(digest).read_bytes().decode()
-        except (OSError, UnicodeDecodeError):
+            content = self.path(digest).read_bytes()
+        except OSError:
             return None
-        return text if digest_of(text) == digest else None
+        return content if digest_of(content) == digest else None
 
-    def write(self, digest: str, text: str) -> None:
-        """Stores a configuration and removes all but the last ones."""
+    def write(self, digest: str, content: bytes) -> None:
+        """Stores a file and removes all but the last ones."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.path(digest), text)
-        others = [path for path in self.folder.glob("*.toml") if path != self.path(digest)]
+        replace_file(self.path(digest), content)
+        others = [path for path in self.folder.glob(f"*{self.suffix}") if path != self.path(digest)]
         for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[CONFIGS_KEPT - 1 :]:
             path.unlink(missing_ok=True)
 
     def path(self, digest: str) -> Path:
-        return self.folder / f"{digest}.toml"
+        return self.folder / f"{digest}{self.suffix}"
+
+
+def store_configs(state: Path) -> DigestStore:
+    return DigestStore(state, "configs", ".toml")
+
+
+def store_fixed_weights(state: Path) -> DigestStore:
+    return DigestStore(state, "fixed", ".safetensors")
 
 
 @dataclass(frozen=True)

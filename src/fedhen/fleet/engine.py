@@ -41,6 +41,8 @@ class FleetDevices:
     def __post_init__(self) -> None:
         self.config_text = toml.to_toml(self.population.config)
         self.config_digest = protocol.digest_of(self.config_text)
+        self.fixed = {tier: protocol.pack_weights(w) for tier, w in self.population.fixed.items() if w}
+        """Tier -> the weights that no device trains, if there are any. They travel with the configuration."""
         self.has_config: set[int] = set()
         """Nodes that have answered an order of this process, and so were sent the text of the configuration."""
         self.merged: dict[int, int] | None = None
@@ -54,6 +56,8 @@ class FleetDevices:
         end = time.monotonic() + self.population.config.fleet.deadline_seconds
         if self.merged is None:
             self.merged = self.read_merged(round_number)
+            # They were sent it before this server was started, and ask for it if they have lost it.
+            self.has_config |= {self.membership.members[device].node for device in self.merged}
         messages: Messages[int] = Messages(self.membership.grid)
         self.membership.update()
         there = [device for device in active if self.membership.node_of(device) is not None]
@@ -112,19 +116,22 @@ class FleetDevices:
         found = []
         for device in devices:
             tier, node = self.population.tier_of[device], self.membership.members[device].node
+            fixed = self.fixed.get(tier)
             order = Order(
                 run=self.membership.run,
                 round=round_number,
                 device=device,
                 tier=tier,
                 omega=self.population.omega[device],
-                memory=merged.get(device, 0) if self.population.local.remember is not None else 0,
+                memory=merged.get(device, 0) if self.population.keeps_state else 0,
                 inputs=self.population.data.shape,
                 classes=self.population.outputs,
                 config_digest=self.config_digest,
+                fixed_digest=protocol.digest_of(protocol.content_of(fixed)) if fixed is not None else "",
                 config_text="" if node in self.has_config else self.config_text,
             )
-            content = protocol.pack_order(order, models[tier], means[tier])
+            fixed = None if node in self.has_config else fixed
+            content = protocol.pack_order(order, models[tier], means[tier], fixed)
             ttl = config.fleet.deadline_seconds + TTL_SLACK_SECONDS
             found.append((device, Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_number))))
         return found
@@ -144,9 +151,8 @@ class FleetDevices:
     def read_update(self, device: int, content: RecordDict, sent: Sent) -> Update:
         """Builds the update of a simulated device from what only the real device can send."""
         population, tier = self.population, self.population.tier_of[device]
-        learned, local = population.holdings[tier].learned, population.local
-        model = sent.models[tier]
-        trained = {name: tensor for name, tensor in model.items() if name in learned}
+        local, model = population.local, sent.models[tier]
+        trained = population.select_learned(tier, model)
         changes = trained if local.remember is not None and local.infer_change is None else {}
         answer = protocol.read_answer(content, model, changes, population.outputs)
         if answer.change and is_finite(answer.weights) and not is_finite(answer.change):

@@ -24,7 +24,7 @@ from fedhen.errors import one_line
 from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error
 from fedhen.params import SAFETENSORS_TYPES, Weights, count_bytes, is_finite
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS, SAFETENSORS, CONFIG_REQUEST = "weights", "safetensors", "config-request"
 LONGEST_HEADER = 2**20
 """Maximum number of bytes of the names, shapes and types of a model."""
@@ -71,8 +71,10 @@ class Order:
     classes: int
     config_digest: str
     """SHA-256 of the run's configuration as TOML, in hexadecimal."""
+    fixed_digest: str = ""
+    """SHA-256 of the weights that no device trains, as they are packed, in hexadecimal; empty if there are none."""
     config_text: str = ""
-    """The configuration itself. Only the first order to a node carries it; the node stores it."""
+    """The configuration itself. Only the first order to a node carries it and these weights; the node stores both."""
 
     def __post_init__(self) -> None:
         for text in (self.run, self.tier, self.config_digest, self.config_text):
@@ -82,8 +84,10 @@ class Order:
         for size in self.inputs:
             check_int(size, 1)
         check_number(self.omega)
-        if not re.fullmatch(r"[0-9a-f]{64}", self.config_digest):
-            raise ValueError("the configuration's digest is not a SHA-256 digest")
+        if not re.fullmatch(r"[0-9a-f]{64}", self.config_digest) or not re.fullmatch(
+            r"([0-9a-f]{64})?", check_text(self.fixed_digest)
+        ):
+            raise ValueError("a digest is not a SHA-256 digest")
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,8 @@ def read_fields(kind: type[T], values: Mapping[str, Any]) -> T:
     return kind(**{field.name: values[field.name] for field in fields(kind)})
 
 
-def digest_of(config_text: str) -> str:
-    return hashlib.sha256(config_text.encode()).hexdigest()
+def digest_of(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def pack_question(config_text: str) -> RecordDict:
@@ -135,11 +139,14 @@ def read_identity(content: RecordDict) -> Identity:
     return replace(identity, tier=one_line(identity.tier), name=one_line(identity.name))
 
 
-def pack_order(order: Order, model: ArrayRecord, mean: ArrayRecord | None) -> RecordDict:
+def pack_order(
+    order: Order, model: ArrayRecord, mean: ArrayRecord | None = None, fixed: ArrayRecord | None = None
+) -> RecordDict:
     """Builds a node's order. The records of weights may be shared by all nodes of a tier."""
     values = {**vars(order), "format": FORMAT, "inputs": list(order.inputs)}
     parts: dict[str, ArrayRecord | ConfigRecord] = {"order": ConfigRecord(values), "model": model}
-    return RecordDict({**parts, **({"mean": mean} if mean is not None else {})})
+    more = {name: record for name, record in (("mean", mean), ("fixed", fixed)) if record is not None}
+    return RecordDict({**parts, **more})
 
 
 def read_order(content: RecordDict) -> Order:
@@ -200,11 +207,21 @@ def pack_weights(weights: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord({WEIGHTS: Array("uint8", (len(content),), SAFETENSORS, content)})
 
 
-def unpack_weights(record: object, like: Mapping[str, Tensor]) -> Weights:
-    """Reads weights. Raises `Malformed` unless they have exactly the names, shapes and types of `like`."""
+def content_of(record: object) -> bytes:
+    """Returns the bytes of packed weights. Raises `Malformed` if there are none."""
     if not isinstance(record, ArrayRecord) or [*record] != [WEIGHTS] or record[WEIGHTS].stype != SAFETENSORS:
         raise Malformed("its weights are missing")
-    data, expected = record[WEIGHTS].data, count_bytes(like)
+    return record[WEIGHTS].data
+
+
+def unpack_weights(record: object, like: Mapping[str, Tensor]) -> Weights:
+    """Reads weights. Raises `Malformed` unless they have exactly the names, shapes and types of `like`."""
+    return read_weights(content_of(record), like)
+
+
+def read_weights(data: bytes, like: Mapping[str, Tensor]) -> Weights:
+    """Reads weights from the bytes that they are packed into, as `unpack_weights` does."""
+    expected = count_bytes(like)
     if not expected <= len(data) <= expected + LONGEST_HEADER:
         raise Malformed(f"its weights are {len(data)} bytes instead of {expected}")
     try:

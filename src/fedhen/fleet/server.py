@@ -105,7 +105,7 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
         )
 
     asked = min(config.devices.number, config.devices.active + config.fleet.spare_devices)
-    draw = make_sampler(replace(config.devices, active=asked), config.seed)
+    draw = make_sampler(replace(config.devices, active=asked), config.seed, tier_of)
     return build.start_experiment(population, activate=make_fleet_sampler(draw, membership, config.seed), engine=engine)
 
 

@@ -76,6 +76,17 @@ def read_model(folder: Path, kind: str, tier: str) -> SavedModel:
         raise UserError(f"{path} is damaged: {untrusted.describe_error(error)}") from None
 
 
+def read_initial_weights(path: Path) -> Weights:
+    """Reads weights to start from. Raises a UserError if the file is missing or is not a safetensors file."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: name a safetensors file with weights to start from")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a safetensors file, or is damaged: {untrusted.describe_error(error)}") from None
+
+
 def _check(weights: Weights, about: Any) -> SavedModel:
     """Checks the metadata, which determine how large a module is built."""
     exits, inputs = (

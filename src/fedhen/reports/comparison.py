@@ -15,6 +15,7 @@ from fedhen.errors import UserError, unknown_name
 from fedhen.reports.variants import NEUTRAL_SECTIONS, NOT_SET, find_variants, format_value
 from fedhen.runs.layout import MODEL_OWNERS
 from fedhen.runs.reader import Run
+from fedhen.runs.records import MetricInfo
 
 HERO = "fedhen"
 """The method whose gain over the best other method is reported, if any of the runs has it."""
@@ -61,6 +62,21 @@ class Comparison:
         return self.runs[0].recipe
 
     @property
+    def metric(self) -> MetricInfo:
+        """The primary metric of all runs."""
+        return self.runs[0].metric
+
+    @property
+    def other_metrics(self) -> tuple[MetricInfo, ...]:
+        """The further metrics that any of the runs records."""
+        return tuple(dict.fromkeys(metric for run in self.runs for metric in run.metrics[1:]))
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether any run has scores, or may still get some."""
+        return not all(map(lacks_test_data, self.runs))
+
+    @property
     def tiers(self) -> tuple[str, ...]:
         """The tiers of the run that has most, shallowest first."""
         return max((run.tiers for run in self.runs), key=len)
@@ -87,6 +103,11 @@ def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
                 f"runs of different recipes need a report each: {first.folder} is {first.recipe}, "
                 f"{run.folder} is {run.recipe}"
             )
+        if run.metric != first.metric:
+            raise UserError(
+                f"runs with different metrics need a report each: {first.folder} has {_describe(first.metric)}, "
+                f"{run.folder} has {_describe(run.metric)}"
+            )
         if not set(run.tiers) <= set(most.tiers):
             raise UserError(
                 f"runs with different tiers need a report each: {most.folder} has {', '.join(most.tiers)}, "
@@ -99,6 +120,11 @@ def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
         {name: _sort_by_seed(each) for method in methods for name, each in found[method].by_name.items()},
         {method: found[method].base for method in methods},
     )
+
+
+def _describe(metric: MetricInfo) -> str:
+    unit = f"{metric.unit}, " if metric.unit else ""
+    return f"{metric.name} ({unit}{metric.direction} is better)"
 
 
 def _sort_by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -118,8 +144,18 @@ def rounds_done(run: Run) -> int:
     return run.rounds[-1].round if run.rounds else 0
 
 
+def list_evaluated(run: Run) -> list[int]:
+    """Returns the rounds with scores, whether or not these are finite."""
+    return [record.round for record in run.rounds if record.values(run.metric.name)]
+
+
 def is_evaluated(run: Run) -> bool:
-    return any(record.accuracy for record in run.rounds)
+    return bool(list_evaluated(run))
+
+
+def lacks_test_data(run: Run) -> bool:
+    """Whether there was nothing to score the models on: with test data, the last round of a run is evaluated."""
+    return run.summary is not None and not run.truncated_from and not run.damage and not is_evaluated(run)
 
 
 def choose_owner(runs: Sequence[Run], asked: str | None) -> str:
@@ -168,7 +204,9 @@ def _warn_of_damaged(runs: Sequence[Run]) -> Iterator[str]:
 def _warn_of_unfinished(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         progress = f"{rounds_done(run)} of {run.settings.rounds} rounds recorded"
-        if not is_evaluated(run):
+        if lacks_test_data(run):
+            yield f"No scores, since there is no test data: {run.label}, {progress}."
+        elif not is_evaluated(run):
             yield f"No evaluated round{'' if run.is_complete else ' yet'}: {run.label}, {progress}."
         elif not run.is_complete:
             yield f"Unfinished: {run.label}, {progress}; its numbers can still change."

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import mean, stdev
 
+from fedhen.reports.comparison import list_evaluated
 from fedhen.reports.targets import rounds_to_target
 from fedhen.runs.reader import Run
+from fedhen.runs.records import MetricInfo
 
 Spent = Callable[[Run, int, str], float]
 """(run, round, tier) -> what the run has spent on the tier's model by the end of the round."""
@@ -30,7 +32,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Goal:
-    """A target accuracy in percent for the model of a tier, the server's or the all-devices average."""
+    """A target in the metric's unit for the model of a tier, the server's or the all-devices average."""
 
     tier: str
     target: float
@@ -57,11 +59,16 @@ class Measure:
     unit: str
     noun: str
     meaning: str
+    """With {metric} for the name of the metric, and {better} for "more" or "less"."""
     spent: Spent
     choose_format: Callable[[Sequence[float]], Format]
     """Returns the format of all cells of a row, given its amounts."""
     axis: Callable[[float], tuple[float, str]]
     """Returns the divisor and the label of an axis that ends at the given amount."""
+
+    def explain(self, metric: MetricInfo) -> str:
+        """Returns the meaning of the measure for targets of this metric."""
+        return self.meaning.format(metric=metric.name, better="more" if metric.higher_is_better else "less")
 
 
 def measure_cost(run: Run, goal: Goal, spent: Spent) -> Cost:
@@ -71,10 +78,10 @@ def measure_cost(run: Run, goal: Goal, spent: Spent) -> Cost:
     reached = rounds_to_target(run, goal.tier, goal.target, goal.owner)
     if reached is not None:
         return Cost(spent(run, reached, goal.tier), Outcome.REACHED)
-    curve = run.curve(goal.tier, goal.owner)
-    if not curve:
+    evaluated = list_evaluated(run)
+    if not evaluated or goal.owner not in run.owners:
         return Cost(0, Outcome.BLANK)
-    in_vain = spent(run, curve[-1][0], goal.tier)
+    in_vain = spent(run, evaluated[-1], goal.tier)
     if not run.is_complete:
         return Cost(in_vain, Outcome.PENDING)
     # The lost rounds of a damaged run may have reached the target.
@@ -110,12 +117,12 @@ def gain(hero: Sequence[Cost], baselines: Sequence[Sequence[Cost]]) -> str:
     return f"> {math.floor(tenths) / 10:.1f}×" if bound else f"{math.floor(tenths + 0.5) / 10:.1f}×"
 
 
-def format_spread(values: Sequence[float], decimals: int, unit: str = "") -> str:
-    """Writes one value, or the mean ± standard deviation of several."""
+def format_spread(values: Sequence[float], decimals: int, unit: str = "", kind: str = "f") -> str:
+    """Writes one value, or the mean ± standard deviation of several; with powers of ten if `kind` is "e"."""
     if not values:
         return "–"
-    deviation = f" ± {stdev(values):.{decimals}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{decimals}f}{deviation}{unit}"
+    deviation = f" ± {stdev(values):.{decimals}{kind}}" if len(values) > 1 else ""
+    return f"{mean(values):.{decimals}{kind}}{deviation}{unit}"
 
 
 def byte_unit(amount: float) -> tuple[float, str]:
@@ -149,8 +156,8 @@ ROUNDS = Measure(
     name="rounds",
     unit="rounds",
     noun="rounds",
-    meaning="The number of rounds after which a tier’s model first scored the accuracy on the left, or more, on the "
-    "test set. Nothing is smoothed.",
+    meaning="The number of rounds after which a tier’s model first scored the {metric} on the left, or {better}, on "
+    "the test set. Nothing is smoothed.",
     spent=lambda run, number, tier: number,
     choose_format=lambda row: _format_rounds,
     axis=lambda furthest: (1, "round"),
@@ -160,7 +167,7 @@ BYTES = Measure(
     unit="bytes",
     noun="bytes sent",
     meaning="All that the server and the devices of every tier had sent each other, down and up, by the round that "
-    "first scored the accuracy on the left, or more. A small model costs fewer bytes a round than a large one, so "
+    "first scored the {metric} on the left, or {better}. A small model costs fewer bytes a round than a large one, so "
     "bytes tell more than rounds do where the methods send different models.",
     spent=lambda run, number, tier: sum(run.bytes_sent[number].values()),
     choose_format=_choose_byte_format,

@@ -1,4 +1,4 @@
-"""Charts of accuracy over rounds and over bytes, with one panel per tier and a colour and line style per method."""
+"""Charts of the primary metric over rounds and bytes, with a panel per tier and a colour and line style per method."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from zlib import crc32
 from fedhen.fileio.atomic import write_text
 from fedhen.reports.comparison import Comparison, is_evaluated
 from fedhen.reports.costs import Measure, Spent
-from fedhen.reports.tables import OWNER_NAMES
-from fedhen.reports.targets import TierTargets, format_percent, to_percent
+from fedhen.reports.names import OWNER_NAMES, capitalise
+from fedhen.reports.targets import TierTargets, format_target
 from fedhen.runs.reader import Run
+from fedhen.runs.records import MetricInfo
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +53,7 @@ PANELS_PER_ROW = 4
 
 @dataclass(frozen=True)
 class Line:
-    """A method's curve: what was spent, and the mean, lowest and highest accuracy of its seeds."""
+    """A method's curve: what was spent, and the mean, lowest and highest value of its seeds, in the metric's unit."""
 
     spent: list[float]
     mean: list[float]
@@ -79,7 +80,7 @@ def average_curves(runs: Sequence[Run], tier: str, owner: str, spent: Spent) -> 
     """Returns a method's curve over the rounds that all of its seeds evaluated."""
     curves = [(run, dict(run.curve(tier, owner))) for run in runs if run.curve(tier, owner)]
     common = sorted(set.intersection(*(set(curve) for _, curve in curves))) if curves else []
-    scores = [[to_percent(curve[number]) for _, curve in curves] for number in common]
+    scores = [[run.metric.scale(curve[number]) for run, curve in curves] for number in common]
     return Line(
         spent=[mean(spent(run, number, tier) for run, _ in curves) for number in common],
         mean=[mean(each) for each in scores],
@@ -90,7 +91,7 @@ def average_curves(runs: Sequence[Run], tier: str, owner: str, spent: Spent) -> 
 
 @dataclass(frozen=True)
 class Chart:
-    """Accuracy over what was spent, for any of the tiers."""
+    """The primary metric over what was spent, for any of the tiers."""
 
     comparison: Comparison
     targets: Mapping[str, TierTargets]
@@ -99,12 +100,14 @@ class Chart:
 
     @property
     def title(self) -> str:
-        return f"Accuracy over {self.measure.noun}"
+        return f"{capitalise(self.comparison.metric.name)} over {self.measure.noun}"
 
     @property
     def caption(self) -> str:
         seeds = f" {BAND.capitalize()}." if self.comparison.several_seeds else ""
-        return f"Test accuracy of the {OWNER_NAMES[self.owner]}.{seeds} Dotted: targets."
+        metric = self.comparison.metric
+        lower = "" if metric.higher_is_better else " Lower is better."
+        return f"Test {metric.name} of the {OWNER_NAMES[self.owner]}.{lower}{seeds} Dotted: targets."
 
     def figure(self, tiers: Sequence[str]) -> Figure:
         """Draws one panel per tier, with a common legend."""
@@ -151,12 +154,25 @@ class Chart:
         if furthest:
             panel.set_xlim(left=0)
         else:
-            panel.text(0.5, 0.5, "no evaluated round yet", transform=panel.transAxes, ha="center", color="0.4")
-        _draw_targets(panel, self.targets[tier].percents)
+            panel.text(0.5, 0.5, self._excuse, transform=panel.transAxes, ha="center", color="0.4")
+        _draw_targets(panel, self.comparison.metric, self.targets[tier].values)
         panel.set_title(f"{tier} model", fontsize=10)
         panel.set_xlabel(label)
-        panel.set_ylabel(f"test accuracy, % ({OWNER_NAMES[self.owner]})", fontsize=8)
+        panel.set_ylabel(self._axis_label, fontsize=8)
         style_axes(panel)
+
+    @property
+    def _axis_label(self) -> str:
+        metric = self.comparison.metric
+        unit = f", {metric.unit}" if metric.unit else ""
+        lower = "" if metric.higher_is_better else "\nlower is better"
+        return f"test {metric.name}{unit} ({OWNER_NAMES[self.owner]}){lower}"
+
+    @property
+    def _excuse(self) -> str:
+        """Why a panel has no curve."""
+        some = any(map(is_evaluated, self.comparison.runs))
+        return "no finite value" if some else "no evaluated round yet"
 
     def _plot(self, panel: Axes, method: str, curve: Line, size: float) -> Line2D:
         scaled = replace(curve, spent=[amount / size for amount in curve.spent])
@@ -189,15 +205,16 @@ def draw_line(panel: Axes, curve: Line, look: Look, **how: Any) -> Line2D:
     return drawn
 
 
-def _draw_targets(panel: Axes, percents: Sequence[float]) -> None:
+def _draw_targets(panel: Axes, metric: MetricInfo, values: Sequence[float]) -> None:
     # The labels are outside the panel, where no curve passes, and do not overlap.
-    for target in percents:
+    from_the_top = sorted(values, reverse=True)
+    for target in from_the_top:
         panel.axhline(target, color="0.35", ls=(0, (1, 2)), lw=0.8, zorder=0.5)
     bottom, top = panel.get_ylim()
-    for place, target in enumerate(percents):
-        crowd = sum(other - target < (top - bottom) / 18 for other in percents[:place])
+    for place, target in enumerate(from_the_top):
+        crowd = sum(other - target < (top - bottom) / 18 for other in from_the_top[:place])
         panel.annotate(
-            format_percent(target),
+            format_target(metric, target),
             xy=(1, target),
             xycoords=("axes fraction", "data"),
             xytext=(2 + 36 * max(0, crowd - 1), -2 if crowd else 2),

@@ -99,7 +99,7 @@ def _overview(comparison: Comparison) -> dict[str, str]:
 
 def merge_environments(runs: Sequence[Run]) -> dict[str, str]:
     """Returns the hardware and the versions of all runs by their dotted keys."""
-    return _merge([run.environment for run in runs])
+    return _merge([{key: each for key, each in run.environment.items() if key != "metrics"} for run in runs])
 
 
 def _merge(trees: Sequence[Mapping[str, Any]]) -> dict[str, str]:

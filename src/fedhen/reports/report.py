@@ -35,15 +35,17 @@ def write_report(
 ) -> Report:
     """Compares runs of one recipe and writes the report into a folder, replacing an earlier one.
 
-    `targets` are percents by tier, "auto" for the paper's rule, or None for those of the runs' configurations. `owner`,
-    one of MODEL_OWNERS, is whose models are reported: by default the all-devices average, if every run kept it. `hero`
-    is the method whose gains are reported: if none of the runs has it, the first run's method is taken.
+    `targets` are values of the metric by tier, in its unit, "auto" for the auto rule, or None for those of the runs'
+    configurations. `owner`, one of MODEL_OWNERS, is whose models are reported: by default the all-devices average, if
+    every run kept it. `hero` is the method whose gains are reported: if none of the runs has it, the first run's method
+    is taken.
     """
     owner = choose_owner(runs, owner)
     comparison = compare(runs, hero)
     chosen = choose_targets(comparison, targets, owner)
     tables = make_tables(comparison, chosen, owner)
-    charts = [Chart(comparison, chosen, owner, measure) for measure in (ROUNDS, BYTES)]
+    measures = (ROUNDS, BYTES) if comparison.has_scores else ()
+    charts = [Chart(comparison, chosen, owner, measure) for measure in measures]
     figures = {f"curves-{chart.measure.name}": chart.figure(comparison.tiers) for chart in charts}
     paths = write_files(out, _make_texts(comparison, tables, charts), figures)
     notes = "".join(f"{make_printable(text)}\n" for text in list_warnings(comparison))

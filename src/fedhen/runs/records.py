@@ -80,7 +80,7 @@ class MetricInfo:
         """Returns a value as text with its unit; `value` is as recorded."""
         if value is None:
             return "not finite"
-        shown = f"{self.scale(value):.1f}" if self.unit == "%" else f"{value:.4g}"
+        shown = f"{100 * value:.1f}" if self.unit == "%" else f"{value:.4g}"
         return f"{shown} {self.unit}".strip()
 
 

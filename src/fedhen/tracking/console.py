@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from fedhen.runs.layout import reported_owner
+from fedhen.runs.records import ACCURACY, MetricInfo, Values
 
 SECONDS_BETWEEN_LINES = 10.0
 MAX_RUNS_WITHOUT_TOTAL = 3
@@ -28,11 +29,14 @@ class Display(Protocol):
         """Shows that another round of the named run is done."""
 
 
-def make_display(rounds: Mapping[str, int], quiet: bool = False) -> Display:
-    """Returns a display for runs by name and number of rounds: bars on a terminal, else lines, or nothing if quiet."""
+def make_display(rounds: Mapping[str, int], metric: MetricInfo = ACCURACY, quiet: bool = False) -> Display:
+    """Returns a display for runs by name and number of rounds: bars on a terminal, else lines, or nothing if quiet.
+
+    It shows the latest values of `metric`.
+    """
     if quiet:
         return Silent()
-    return Bars(rounds) if sys.stderr.isatty() else Lines(rounds)
+    return Bars(rounds, metric) if sys.stderr.isatty() else Lines(rounds, metric)
 
 
 class Silent:
@@ -53,8 +57,8 @@ class Silent:
 class Lines(Silent):
     """Plain lines: the first round, the last, and every ten seconds between."""
 
-    def __init__(self, rounds: Mapping[str, int]) -> None:
-        self.paces = {name: Pace(number) for name, number in rounds.items()}
+    def __init__(self, rounds: Mapping[str, int], metric: MetricInfo = ACCURACY) -> None:
+        self.paces = {name: Pace(number, metric) for name, number in rounds.items()}
         self.width = max(map(len, rounds))
         self.last_shown = -SECONDS_BETWEEN_LINES
 
@@ -64,7 +68,7 @@ class Lines(Silent):
         ends = record["round"] in (1, pace.rounds)
         if ends or time.monotonic() - self.last_shown >= SECONDS_BETWEEN_LINES:
             self.last_shown = time.monotonic()
-            parts = [f"round {record['round']}/{pace.rounds}", pace.accuracies, pace.speed, pace.remaining]
+            parts = [f"round {record['round']}/{pace.rounds}", pace.scores, pace.speed, pace.remaining]
             place = (
                 f"[{list(self.paces).index(name) + 1}/{len(self.paces)}] "
                 if len(self.paces) > MAX_RUNS_WITHOUT_TOTAL
@@ -77,21 +81,21 @@ class Lines(Silent):
 class Bars:
     """A live bar for each run."""
 
-    def __init__(self, rounds: Mapping[str, int]) -> None:
+    def __init__(self, rounds: Mapping[str, int], metric: MetricInfo = ACCURACY) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        fields = [TextColumn(f"{{task.fields[{field}]}}") for field in ("accuracies", "speed", "left")]
+        fields = [TextColumn(f"{{task.fields[{field}]}}") for field in ("scores", "speed", "left")]
         columns = [TextColumn("{task.description}"), BarColumn(bar_width=10), MofNCompleteColumn(), *fields]
         self.progress = Progress(*columns, console=Console(stderr=True))
-        self.paces = {name: Pace(number) for name, number in rounds.items()}
+        self.paces = {name: Pace(number, metric) for name, number in rounds.items()}
         self.tasks = {
-            name: self.progress.add_task(name, total=number, accuracies="waiting", speed="", left="")
+            name: self.progress.add_task(name, total=number, scores="waiting", speed="", left="")
             for name, number in rounds.items()
         }
-        self.total = Pace(sum(rounds.values()))
+        self.total = Pace(sum(rounds.values()), metric)
         if len(rounds) > MAX_RUNS_WITHOUT_TOTAL:
-            self.tasks[""] = self.progress.add_task("all", total=self.total.rounds, accuracies="", speed="", left="")
+            self.tasks[""] = self.progress.add_task("all", total=self.total.rounds, scores="", speed="", left="")
 
     def __enter__(self) -> Bars:
         self.progress.start()
@@ -108,7 +112,7 @@ class Bars:
         self.progress.update(
             self.tasks[name],
             completed=record["round"],
-            accuracies=pace.accuracies,
+            scores=pace.scores,
             speed=pace.speed,
             left=pace.remaining,
         )
@@ -118,25 +122,33 @@ class Bars:
 
 
 class Pace:
-    """The latest accuracies of a run, its speed and its remaining time."""
+    """The latest values of a run's primary metric, its speed and its remaining time."""
 
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
+    def __init__(self, rounds: int, metric: MetricInfo = ACCURACY) -> None:
+        self.rounds, self.metric = rounds, metric
         self.played, self.done, self.seconds, self.dropped, self.failed = 0, 0, 0.0, 0, 0
-        self.scores: Mapping[str, float] = {}
+        self.values: Mapping[str, float | None] = {}
 
     def add(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
         self.done, self.played = record["round"], self.played + 1
         self.seconds += timing["total"]
         self.dropped += len(record["dropped"])
         self.failed += len(record.get("failed", ()))
-        if "accuracy" in record:
-            self.scores = record["accuracy"][reported_owner(record["accuracy"])]
+        if found := self._find_values(record):
+            self.values = found[reported_owner(found)]
+
+    def _find_values(self, record: Mapping[str, Any]) -> Values:
+        named: dict[str, Values] = {ACCURACY.name: record.get("accuracy", {}), **record.get("metrics", {})}
+        scored = {name: values for name, values in named.items() if values}
+        if scored and self.metric.name not in scored:
+            # The app of a fleet may have a task that its configuration does not name. Then the unit is not known.
+            self.metric = MetricInfo(next(iter(scored)))
+        return scored.get(self.metric.name, {})
 
     @property
-    def accuracies(self) -> str:
-        """The accuracy of each tier, and the number of dropped and failed devices, if any."""
-        parts = [f"{tier} {100 * score:.1f} %" for tier, score in self.scores.items()]
+    def scores(self) -> str:
+        """The metric's value for each tier, and the number of dropped and failed devices, if any."""
+        parts = [f"{tier} {self.metric.format(value)}" for tier, value in self.values.items()]
         parts += [f"{self.dropped} dropped"] * bool(self.dropped) + [f"{self.failed} failed"] * bool(self.failed)
         return "  ".join(parts)
 

@@ -271,6 +271,35 @@ def test_a_dropped_devices_memory_stays() -> None:
     assert not torch.equal(memory[1]["a"], before[1])
 
 
+def test_a_dropped_device_keeps_the_state_of_its_optimiser() -> None:
+    training = {"epochs": 4, "batch_size": 100, "lr": 0.05, "optimizer": "adam", "optimizer_state": "device"}
+    more: dict[str, Any] = {"rounds": 1, "evaluation": {"every": 1}, "training": training}
+    experiment = run(APART, {"name": "feddyn"}, ONE_TIER, **more)
+    memory = experiment.engine.devices.memory  # type: ignore[attr-defined]
+    before = {device: {key: tensor.clone() for key, tensor in kept.items()} for device, kept in memory.items()}
+    assert before[1].keys() == {"a", "mean/a", "square/a", "steps/a"} and before[1]["steps/a"] == 4
+    experiment.population.data.x[experiment.population.data.shards[2]] = torch.nan
+    sent = Sent(experiment.server, experiment.memories.mean)
+    updates = {update.device: update for update in came_back(experiment.engine.devices.train(2, sent, [1, 2]))}
+    assert all(torch.equal(memory[2][key], tensor) for key, tensor in before[2].items())
+    assert memory[1]["steps/a"] == 8 and not torch.equal(memory[1]["mean/a"], before[1]["mean/a"])
+    assert updates[1].memory_change.keys() == {"a"}, "only the local variant's memory goes to the server"
+
+
+@pytest.mark.parametrize("local", [{"name": "fedprox", "mu": 2.0}, {"name": "feddyn", "alpha": 2.0}], ids=str)
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_finds_the_minimum_of_the_corrected_objective(optimizer: str, local: dict[str, Any]) -> None:
+    """In the first round, from w_server = 0 and h = 0, both variants minimise k/2·(w − c)² + 2/2·w²: w = k·c / (k + 2).
+
+    A decay that AdamW applied apart from the gradient would end elsewhere.
+    """
+    training = {"epochs": 400, "batch_size": 100, "lr": 0.1, "weight_decay": 0.0, "clip": 1e9, "optimizer": optimizer}
+    more: dict[str, Any] = {"training": training, "rounds": 1, "evaluation": {"every": 1}}
+    for device, row in run(APART, local, ONE_TIER, [4] * 6, **more).last_models.rows.items():
+        expected = CURVATURES[device] * CENTRES[device] / (CURVATURES[device] + 2.0)
+        np.testing.assert_allclose(row["a"].numpy(), expected, atol=1e-3)
+
+
 def test_omega_is_the_share_of_the_pools_data() -> None:
     """Apart: n_i · 3 / (2 + 5 + 3) for the simple devices; together: n_i · 6 / 24."""
     apart = run(APART, {"name": "plain"}, TWO_TIERS, rounds=1, evaluation={"every": 1})

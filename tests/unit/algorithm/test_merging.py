@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from fedhen.algorithm.merging import keep_tiers_apart, merge, share_common_weights
+from fedhen.algorithm import merging
+from fedhen.algorithm.merging import Pools, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.updates import Update
 from fedhen.config.settings import ServerConfig
 from fedhen.experiment.reported_models import AllDevicesAverage
@@ -29,6 +30,10 @@ def update(device: int, tier: str, samples: int = 1, trained: str = "ab", **valu
 def server() -> TierModels:
     a = torch.tensor([100.0])
     return {"simple": {"a": a}, "complex": {"a": a, "b": torch.tensor([200.0])}}
+
+
+def merge(before: TierModels, updates: list[Update], pools: Pools, rule: ServerConfig) -> TierModels:
+    return merging.merge(before, updates, pools, rule).models
 
 
 SIMPLE = [update(0, "simple", a=1.0), update(1, "simple", a=3.0, samples=3)]

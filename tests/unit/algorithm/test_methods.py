@@ -156,10 +156,10 @@ def test_a_width_nest_is_averaged_element_by_element() -> None:
         Update(0, "half", {"w": torch.tensor([[2.0, 4.0]])}, frozenset("w"), 1, 0.0),
         Update(1, "full", {"w": torch.tensor([[6.0, 8.0], [10.0, 12.0]])}, frozenset("w"), 1, 0.0),
     ]
-    after = merge(server, updates, share_common_weights, ServerConfig())
+    after = merge(server, updates, share_common_weights, ServerConfig()).models
     assert after["full"]["w"].tolist() == [[4.0, 6.0], [10.0, 12.0]]
     assert after["half"]["w"].tolist() == [[4.0, 6.0]]
-    only_half = merge(server, updates[:1], share_common_weights, ServerConfig())
+    only_half = merge(server, updates[:1], share_common_weights, ServerConfig()).models
     assert only_half["full"]["w"].tolist() == [[2.0, 4.0], [1.0, 1.0]], "what nobody holds keeps its value"
 
 
@@ -310,7 +310,7 @@ def test_a_users_own_activation() -> None:
     doubled = fedhen.train(two_exits(), data, activate=lambda *_: [np.int64(2), 2, 1], **settings)
     assert doubled.rounds[0]["active"] == [1, 2]
     for wrong in ([99], [-1]):
-        with pytest.raises(fedhen.UserError, match="but they are 0 to 9"):
+        with pytest.raises(fedhen.UserError, match="numbered from 0 to 9"):
             fedhen.train(two_exits(), data, activate=lambda *_, w=wrong: w, **settings)
 
 

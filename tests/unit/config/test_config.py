@@ -68,6 +68,20 @@ def test_any_value_survives_toml(text: str, number: float, numbers: list[int]) -
         ('tiers={"a/b"=1.0}', "'a/b' cannot be a name here"),
         ("targets.simple=[0.9, 120]", "targets.simple must be percents"),
         ("data.fraction=1.5", "data.fraction = 1.5 is too large: it must be at most 1"),
+        ("training.beta1=1", "training.beta1 = 1.0 is too large: it must be below 1"),
+        (
+            "training.beta1=0.8",
+            "training.beta1 has no effect with training.optimizer=sgd: "
+            "set it to 0.9, or set training.optimizer to adam or adamw",
+        ),
+        ("training.optimizer=adagrad", "unknown value of training.optimizer 'adagrad'"),
+        (
+            "training.optimizer_state=device",
+            "has nothing to keep: set training.momentum, or another training.optimizer",
+        ),
+        ("server.tau=0.1", "set it to 0.001, or set server.optimizer to adagrad or adam or yogi"),
+        ("server.lr=0.5", "server.lr has no effect with server.optimizer=none: set it to 1.0"),
+        ("server.lr=0", "server.lr = 0.0 is too small: it must be above 0"),
     ],
 )
 def test_wrong_settings_get_one_line_that_names_the_key(assignment: str, message: str) -> None:
@@ -75,6 +89,27 @@ def test_wrong_settings_get_one_line_that_names_the_key(assignment: str, message
         toml.apply_settings(Config(), [assignment])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (
+            ["training.optimizer=adam", "training.momentum=0.9"],
+            "training.momentum has no effect with training.optimizer",
+        ),
+        (
+            ["server.optimizer=momentum", "server.beta2=0.5"],
+            "server.beta2 has no effect with server.optimizer=momentum",
+        ),
+        (["training.optimizer=adamw", "local.name=scaffold"], "set it to sgd, or use local.name=feddyn"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_settings_that_do_not_fit_together_get_one_line(assignments: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        toml.apply_settings(Config(), assignments)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_settings_are_toml_values_and_bare_words() -> None:

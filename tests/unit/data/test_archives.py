@@ -54,7 +54,7 @@ def test_an_archive_without_the_published_checksum_is_not_opened(tmp_path: Path,
     with pytest.raises(UserError) as error:
         unpack(OTHERS[kind], tmp_path)
     found = hashlib.md5(OTHERS[kind]).hexdigest()
-    assert f"is not the official {ARCHIVE}: its MD5 is {found}, not {TINY.md5}" in one_line(error)
+    assert f"is not the official {ARCHIVE}: its MD5 is {found}, not {TINY.checksum}" in one_line(error)
     assert files_in(tmp_path / "out") == UNPACKED and sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
 
 

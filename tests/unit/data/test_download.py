@@ -110,7 +110,7 @@ def test_a_partial_file_of_full_size_is_verified_and_a_longer_one_is_removed(
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("garbage", f"MD5 {hashlib.md5(b'<html>please log in</html>').hexdigest()} instead of {TINY.md5}"),
+        ("garbage", f"MD5 {hashlib.md5(b'<html>please log in</html>').hexdigest()} instead of {TINY.checksum}"),
         ("404", "the server answers 404 Not Found"),
         ("endless", "is larger than the data set"),
     ],
@@ -217,12 +217,47 @@ def test_fetch_then_check_then_fetch_again(
     assert "cifar10 is already in" in capsys.readouterr().out
     for folder in ([], [tmp_path / "data"], [tmp_path / "data" / FOLDER]):
         assert fedhen("data", "check", *folder) == 0
-        assert capsys.readouterr().out.splitlines() == [f"cifar10   {name:18}verified" for name in CONTENTS]
+        assert capsys.readouterr().out.splitlines() == [f"cifar10     {name:18}verified" for name in CONTENTS]
     (tmp_path / "data" / FOLDER / "test_batch.bin").unlink()
     remedy = f"missing or wrong files: 1; download them with `fedhen data fetch cifar10 --to {tmp_path / 'data'}`"
     with pytest.raises(UserError, match=remedy):
         fedhen("data", "check")
-    assert "cifar10   test_batch.bin    is missing" in capsys.readouterr().out
+    assert "cifar10     test_batch.bin    is missing" in capsys.readouterr().out
+
+
+def test_fetch_and_check_a_file_without_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sha256 = hashlib.sha256(GOOD).hexdigest()
+    files = replace(PUBLISHED["shakespeare"], checksum=sha256, folder="plain", train={"plain.txt": sha256})
+    files = replace(files, sizes={"plain.txt": len(GOOD)})
+    root, target = tmp_path / "data", tmp_path / "data" / "plain" / "plain.txt"
+    with serving("break:9000", "good") as server:
+        url = server.url.replace(ARCHIVE, "plain.txt")
+        monkeypatch.setitem(PUBLISHED, "shakespeare", replace(files, url=url))
+        assert fedhen("data", "fetch", "shakespeare", "--to", root) == 0
+        assert server.asked == [None, "bytes=9000-"]
+    assert files_in(root) == {"plain/plain.txt": GOOD}, "the file lies in its folder, and nowhere else"
+    assert f"shakespeare is in {target.parent}: 1 file, verified\n" in capsys.readouterr().out
+    assert fedhen("data", "check", root) == 0
+    assert capsys.readouterr().out == "shakespeare plain.txt         verified\n"
+    target.write_bytes(GOOD[:-1] + b"?")
+    with pytest.raises(UserError, match="missing or wrong files: 1"):
+        fedhen("data", "check", root)
+    assert "was altered: its SHA-256 is not the published one" in capsys.readouterr().out
+    (tmp_path / "mine.txt").write_bytes(GOOD)
+    assert fedhen("data", "fetch", "shakespeare", "--from", tmp_path / "mine.txt", "--to", root) == 0
+    assert files_in(root) == {"plain/plain.txt": GOOD}
+    (tmp_path / "mine.txt").write_bytes(b"something else")
+    target.unlink()
+    with pytest.raises(UserError, match=r"mine\.txt is not the official plain\.txt: its SHA-256 is"):
+        fedhen("data", "fetch", "shakespeare", "--from", tmp_path / "mine.txt", "--to", root)
+    with serving("garbage") as server:
+        url = server.url.replace(ARCHIVE, "plain.txt")
+        monkeypatch.setitem(PUBLISHED, "shakespeare", replace(files, url=url))
+        with pytest.raises(UserError, match=f"has the SHA-256 .* instead of {sha256} and was removed"):
+            fedhen("data", "fetch", "shakespeare", "--to", root, "--quiet")
+    assert files_in(root) == {}
 
 
 def test_fetch_from_a_copy_to_a_folder(

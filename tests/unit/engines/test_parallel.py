@@ -57,6 +57,15 @@ def test_every_method_and_local_variant(method: str, local: str) -> None:
     same_bytes(two_exits(), vectors(), method=method, local={"name": local})
 
 
+@pytest.mark.parametrize("local", ["plain", "feddyn"])
+@pytest.mark.parametrize("training", [{"momentum": 0.9}, {"optimizer": "adam"}, {"optimizer": "adamw"}], ids=str)
+def test_optimisers_whose_state_stays_on_the_device(training: dict[str, Any], local: str) -> None:
+    """A device's state travels to the worker that trains it and back; the server's optimiser has a state too."""
+    kept = {"lr": 0.01, "optimizer_state": "device", **training}
+    server = {"optimizer": "yogi", "lr": 0.1}
+    same_bytes(two_exits(), vectors(), training=kept, local={"name": local}, server=server, rounds=4)
+
+
 @pytest.mark.parametrize("method", ["fedhen", "heterofl"])
 @pytest.mark.parametrize("nesting", ["depth", "width"])
 def test_networks_of_images_nested_by_depth_and_by_width(method: str, nesting: str) -> None:

@@ -109,9 +109,20 @@ def whole(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "whole")
 
 
+OPTIMISERS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "momentum": {"training": {"momentum": 0.9, "optimizer_state": "device"}, "server": {"optimizer": "momentum"}},
+    "adamw": {
+        "training": {"optimizer": "adamw", "lr": 0.01, "optimizer_state": "device"},
+        "server": {"optimizer": "adam", "lr": 0.1},
+    },
+}
+
+
 @pytest.mark.parametrize("local", first_is_quick(["feddyn", "plain"]))
+@pytest.mark.parametrize("optimisers", first_is_quick([*OPTIMISERS]))
 @pytest.mark.parametrize("rows", first_is_quick(["disk", "host"]))
-def test_a_run_from_python_is_resumed_to_the_same_bytes(local: str, rows: str, tmp_path: Path) -> None:
+def test_a_run_from_python_is_resumed_to_the_same_bytes(local: str, rows: str, optimisers: str, tmp_path: Path) -> None:
     """Own family, own data, own activation; the result has all rounds, and its models."""
 
     def activate(number: int, losses: Any) -> list[int]:
@@ -121,6 +132,7 @@ def test_a_run_from_python_is_resumed_to_the_same_bytes(local: str, rows: str, t
         return sorted(range(10), key=lambda device: losses.get(device, 9.0))[:4]
 
     settings: dict[str, Any] = {"local": {"name": local}, "runtime": {"storage": rows, "storage_dir": str(tmp_path)}}
+    settings |= OPTIMISERS[optimisers]
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "cut", activate=activate, **settings)
     expected = train(tmp_path / "whole", activate=activate, **settings)
@@ -132,6 +144,25 @@ def test_a_run_from_python_is_resumed_to_the_same_bytes(local: str, rows: str, t
     finished = fedhen.resume(tmp_path / "cut", family=two_exits(), data=data(), accelerator="cpu")
     assert finished.rounds == expected.rounds
     assert torch.equal(finished.model("simple", "devices")(x)[0], expected.model("simple", "devices")(x)[0])
+
+
+def test_a_checkpoint_has_the_states_of_the_optimisers_and_nothing_new_without_them(tmp_path: Path) -> None:
+    """The simple model has weights of 5×6, 5, 3×5 and 3: 53 numbers in four tensors.
+
+    Adam keeps two moments of each and four counts: 110 numbers. The server's two are there once for what tiers share.
+    """
+    train(tmp_path / "plain")
+    train(tmp_path / "kept", **OPTIMISERS["adamw"])
+    plain, kept = (checkpoint_files.open_checkpoint(tmp_path / n / "checkpoints", 8) for n in ("plain", "kept"))
+    assert {name.partition(".")[0] for name in plain.kinds()} == {"server", "rows", "heard", "losses"}
+    assert plain.manifest["sharing"].keys() == {"server", "mean"} and plain.manifest["shelves"]["memory"] == []
+    assert {name.partition(".")[0] for name in kept.kinds()} == {
+        *("server", "moments", "rows", "memory", "heard", "losses")
+    }
+    simple = next(device for device, _ in kept.manifest["shelves"]["memory"] if device < 5)
+    assert kept.kinds()[f"memory.{simple}"][0] == [2 * 53 + 4]
+    names = [name for name in kept.kinds() if name.startswith("moments.")]
+    assert len(names) == 2 * len(again(tmp_path / "kept").server["complex"])
 
 
 def test_tiers_share_tensors_again_after_a_resume(tmp_path: Path) -> None:

@@ -12,13 +12,9 @@ from fedhen.algorithm.ownership import find_holdings
 from fedhen.errors import UserError
 from fedhen.models.family import weights_of
 from fedhen.models.preact_resnet import Shape, preact_resnet
-from support.families import two_exits
+from support.families import two_exits, with_outputs
 
 TIERS = ("simple", "complex")
-
-
-def two_by_four(output: torch.Tensor) -> str:
-    return "" if output.shape == (2, 4) else "(2, 4)"
 
 
 def both(method: Method) -> dict[str, Objective]:
@@ -172,13 +168,13 @@ def test_a_family_that_breaks_the_contract_is_refused_in_one_line(
     simple: object, complex_: object, message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as error:
-        Family({"simple": simple, "complex": complex_}).check(torch.zeros(2, 2), two_by_four)  # type: ignore[dict-item]
+        Family({"simple": simple, "complex": complex_}).check(torch.zeros(2, 2), with_outputs(4))  # type: ignore[dict-item]
     assert "\n" not in str(error.value)
 
 
 def test_buffers_are_averaged_if_the_user_allows_it() -> None:
     builds = {"simple": lambda: Net(norm=True), "complex": lambda: Net(norm=True, exits=2)}
-    Family(builds, average_buffers=True).check(torch.zeros(2, 2), two_by_four)
+    Family(builds, average_buffers=True).check(torch.zeros(2, 2), with_outputs(4))
     held = find_holdings(
         Family(builds, average_buffers=True),
         both(FEDHEN),
@@ -280,14 +276,14 @@ def test_exits_in_the_wrong_order_are_refused() -> None:
         UserError,
         match="exit 1 of tier 'complex' and the last exit of tier 'simple' differ: return the shallowest exit first",
     ):
-        family.check(torch.randn(2, 2), two_by_four)
+        family.check(torch.randn(2, 2), with_outputs(4))
 
 
 def test_a_module_that_fails_is_named() -> None:
     with pytest.raises(
         UserError, match=r"the module of tier 'simple' fails on two inputs of shape \(3,\) and type float32"
     ):
-        Family({"simple": lambda: Net(), "complex": lambda: Net(exits=2)}).check(torch.zeros(2, 3), two_by_four)
+        Family({"simple": lambda: Net(), "complex": lambda: Net(exits=2)}).check(torch.zeros(2, 3), with_outputs(4))
 
 
 def test_pools_must_hold_every_tier_once() -> None:

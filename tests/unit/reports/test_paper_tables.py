@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from fedhen.reports.costs import Cost, Outcome, gain
+from fedhen.reports.names import SEEDS
 from fedhen.reports.paper.selection import select_runs
 from fedhen.reports.paper.tables import make_outcome_tables
 from fedhen.reports.paper.values import METHODS
 from fedhen.reports.rendering import Table
-from fedhen.reports.tables import SEEDS
 from fedhen.runs.reader import Run
 from support.paper_runs import cells, federated, from_the_paper, make_all_runs, one_place, tables
 from support.report_fixtures import staircase

@@ -11,7 +11,8 @@ from fedhen.errors import UserError
 from fedhen.reports import auto_targets, compare, rounds_to_target
 from fedhen.reports.comparison import list_warnings
 from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, byte_unit, gain
-from fedhen.reports.tables import make_cost_table, make_outcome_table
+from fedhen.reports.outcome import make_outcome_table
+from fedhen.reports.tables import make_cost_table
 from fedhen.reports.targets import RequestedTargets, choose_targets
 from fedhen.runs.reader import Run
 from fedhen.runs.records import Timing
@@ -100,9 +101,9 @@ def test_auto_targets_are_the_worst_runs_best_floored_and_one_below() -> None:
 def test_targets_are_the_users_then_the_configurations_then_by_rule() -> None:
     runs = [make_run("fedhen", {"simple": [0.5, 0.9], "complex": [0.3, 0.4]}, targets={"simple": [60.0, 80.0]})]
     chosen = choose_targets(compare(runs))
-    assert (chosen["simple"].percents, chosen["complex"].percents) == ((80.0, 60.0), (40.0, 39.0))
-    assert choose_targets(compare(runs), {"simple": [70]})["simple"].percents == (70,)
-    assert choose_targets(compare(runs), "auto")["simple"].percents == (90.0, 89.0)
+    assert (chosen["simple"].values, chosen["complex"].values) == ((80.0, 60.0), (40.0, 39.0))
+    assert choose_targets(compare(runs), {"simple": [70]})["simple"].values == (70,)
+    assert choose_targets(compare(runs), "auto")["simple"].values == (90.0, 89.0)
     with pytest.raises(UserError, match="unknown tier 'simpel': did you mean 'simple'"):
         choose_targets(compare(runs), {"simpel": [70]})
     with pytest.raises(UserError, match="at most 100"):

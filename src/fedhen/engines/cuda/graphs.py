@@ -35,7 +35,7 @@ class GraphDevices:
 
     @property
     def memory(self) -> StateStore:
-        """Device -> its memory, if the local variant has one."""
+        """Device -> what it keeps between its rounds."""
         return self.sequential.memory
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:

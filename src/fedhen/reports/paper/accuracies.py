@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 
 from fedhen.reports.costs import Outcome, format_spread
+from fedhen.reports.names import OWNER_NAMES, SEEDS
 from fedhen.reports.paper.centralised import reference_percents
 from fedhen.reports.paper.selection import NOT_RUN, Selection, format_unfinished
 from fedhen.reports.paper.tables import HERO
@@ -21,9 +22,8 @@ from fedhen.reports.paper.values import (
     Split,
 )
 from fedhen.reports.rendering import Group, Table
-from fedhen.reports.tables import OWNER_NAMES, SEEDS
-from fedhen.reports.targets import to_percent
 from fedhen.runs.reader import Run
+from fedhen.runs.records import ACCURACY
 
 
 def make_accuracy_table(selection: Selection, owner: str) -> Table:
@@ -78,7 +78,7 @@ def _best_percents(runs: Sequence[Run], tier: str, owner: str) -> list[float]:
     if any(run.summary is None or run.damage for run in runs):
         return []
     curves = [run.curve(tier, owner) for run in runs]
-    return [max(to_percent(accuracy) for _, accuracy in curve) for curve in curves if curve]
+    return [max(ACCURACY.scale(accuracy) for _, accuracy in curve) for curve in curves if curve]
 
 
 def _format_cell(runs: Sequence[Run], best: Sequence[float]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fedhen.reports.costs import format_spread
+from fedhen.reports.names import SEEDS
 from fedhen.reports.paper.selection import NOT_RUN, Selection, format_fraction, format_unfinished
 from fedhen.reports.paper.values import CENTRALISED_PERCENT, CITATION, DATA_SETS, TIERS, Reference
 from fedhen.reports.rendering import Group, Table
-from fedhen.reports.tables import SEEDS
-from fedhen.reports.targets import to_percent
+from fedhen.runs.records import ACCURACY
 
 
 def make_centralised_table(selection: Selection) -> Table:
@@ -47,5 +47,5 @@ def _make_row(selection: Selection, place: Reference) -> tuple[str, ...]:
 def reference_percents(selection: Selection, place: Reference) -> tuple[list[float], list[float]]:
     """Returns the final and the best accuracy of each finished run of a centralised reference."""
     runs = (run for run in selection.centralised[place] if run.summary is not None)
-    curves = [[to_percent(accuracy) for _, accuracy in run.curve(place[1], "server")] for run in runs]
+    curves = [[ACCURACY.scale(accuracy) for _, accuracy in run.curve(place[1], "server")] for run in runs]
     return [curve[-1] for curve in curves if curve], [max(curve) for curve in curves if curve]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhen.reports.costs import ROUNDS
 from fedhen.reports.curves import BAND, STYLE, Line, average_curves, choose_looks, draw_line, style_axes
+from fedhen.reports.names import OWNER_NAMES
 from fedhen.reports.paper.centralised import reference_percents
 from fedhen.reports.paper.selection import Selection, format_fraction
 from fedhen.reports.paper.values import (
@@ -24,7 +25,6 @@ from fedhen.reports.paper.values import (
     TIERS,
     Split,
 )
-from fedhen.reports.tables import OWNER_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

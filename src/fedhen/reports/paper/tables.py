@@ -8,21 +8,16 @@ from itertools import chain
 
 from fedhen.reports.comparison import compare
 from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Format, Goal, Measure, format_costs, gain, measure_cost
+from fedhen.reports.names import GAIN, LOWER_BOUND, OWNER_NAMES, SEEDS_TO_TARGET
+from fedhen.reports.outcome import make_outcome_table
 from fedhen.reports.paper.selection import NOT_RUN, Selection, format_unfinished
 from fedhen.reports.paper.values import CITATION, DATA_SETS, METHODS, ROUNDS_TO_TARGET, SPLITS, TIERS, Split
 from fedhen.reports.rendering import Group, Table
-from fedhen.reports.tables import (
-    AUTO_RULE,
-    GAIN,
-    LOWER_BOUND,
-    OWNER_NAMES,
-    SEEDS_TO_TARGET,
-    make_outcome_table,
-    note_interval,
-)
-from fedhen.reports.targets import auto_targets, format_percent
+from fedhen.reports.tables import note_interval
+from fedhen.reports.targets import auto_targets, describe_auto_rule, format_target
 from fedhen.runs.layout import MODEL_OWNERS
 from fedhen.runs.reader import Run
+from fedhen.runs.records import ACCURACY
 
 POPULATION = "50 simple and 50 complex devices, 10 of them active a round"
 HERO = next(iter(METHODS.values()))
@@ -96,8 +91,8 @@ def _make_auto_table(view: View) -> Table:
     absent = [DATA_SETS[data] for data in split.recipes if data not in view.complete]
     title = f"{split.heading}: rounds to target"
     meaning = (
-        f"The paper’s targets follow a rule: {AUTO_RULE}. Here it is applied to our runs. Where every method passes "
-        f"the paper’s targets early, these tell more. {_gain_meaning(view)}"
+        f"The paper’s targets follow a rule: {describe_auto_rule(ACCURACY)}. Here it is applied to our runs. Where "
+        f"every method passes the paper’s targets early, these tell more. {_gain_meaning(view)}"
     )
     return _make_table(
         whole,
@@ -113,7 +108,7 @@ def _make_auto_table(view: View) -> Table:
 def _make_bytes_table(view: View) -> Table:
     split = view.split
     title = f"{split.heading}: {view.measure.noun} to target"
-    meaning = f"{view.measure.meaning} The paper counts none. {_gain_meaning(view)}"
+    meaning = f"{view.measure.explain(ACCURACY)} The paper counts none. {_gain_meaning(view)}"
     return _make_table(
         view,
         lambda recipe, tier: [(target, ()) for target, _ in _list_printed_targets(recipe, tier)],
@@ -168,7 +163,7 @@ def _make_row(view: View, recipe: str, tier: str, aim: Aim) -> tuple[str, ...]:
     hero, *baselines = costs
     ours.append(gain(hero, baselines) if all(runs) else "–" if any(runs) else NOT_RUN)
     cells = [f"{own} ({its})" for own, its in zip(ours, printed, strict=True)] if printed else ours
-    return (format_percent(target), *cells)
+    return (format_target(ACCURACY, target), *cells)
 
 
 def _format_cell(runs: Sequence[Run], costs: Sequence[Cost], show: Format) -> str:

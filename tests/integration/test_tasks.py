@@ -1,0 +1,364 @@
+"""Every task with every method: trained, recorded, resumed, and the weights that travel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fedhen
+from fedhen import UserError
+from fedhen.tasks import Task, make_mean_metric
+
+SMALL: dict[str, Any] = {
+    "rounds": 3,
+    "devices": {"number": 6, "active": 4},
+    "training": {"epochs": 1, "batch_size": 8, "lr": 0.05},
+    "evaluation": {"every": 1},
+    "runtime": {"workers": 1},
+}
+
+
+class Net(nn.Module):
+    """A body, an exit, and a second body with an exit, for outputs of any shape."""
+
+    def __init__(self, shape: Sequence[int], deep: bool) -> None:
+        super().__init__()
+        size = int(np.prod(shape))
+        self.shape = tuple(shape)
+        self.body, self.exit = nn.Linear(4, 6), nn.Linear(6, size)
+        self.deep = nn.Linear(6, 6) if deep else None
+        self.top = nn.Linear(6, size) if deep else None
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        h = self.body(x).tanh()
+        outputs = [self.exit(h)]
+        if self.deep is not None and self.top is not None:
+            outputs.append(self.top(self.deep(h).tanh()))
+        return [z.view(len(x), *self.shape) for z in outputs]
+
+
+def family(*shape: int) -> fedhen.Family:
+    return fedhen.Family({"simple": lambda: Net(shape, False), "complex": lambda: Net(shape, True)})
+
+
+def inputs(number: int, seed: int) -> Tensor:
+    return torch.randn(number, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def targets_of(task: str, x: Tensor) -> Tensor:
+    """Targets that follow from the inputs."""
+    total = x.sum(1)
+    return {
+        "regression": total,
+        "multi-label": (x[:, :3] > 0).long(),
+        "language-modelling": (x[:, :2] > 0).long() + (x[:, 2:] > 1).long(),
+        "segmentation": (x.view(-1, 2, 2) > 0).long(),
+    }[task]
+
+
+SHAPES = {"regression": (1,), "multi-label": (3,), "language-modelling": (2, 3), "segmentation": (2, 2, 2)}
+PRIMARY = {
+    "regression": ("rmse", "lower"),
+    "multi-label": ("micro_f1", "higher"),
+    "language-modelling": ("perplexity", "lower"),
+    "segmentation": ("mean_iou", "higher"),
+}
+
+
+def make_data(task: str) -> fedhen.Data:
+    x, x_test = inputs(90, 0), inputs(40, 1)
+    return fedhen.arrays(x, targets_of(task, x), x_test, targets_of(task, x_test))
+
+
+@pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
+@pytest.mark.parametrize("task", SHAPES)
+def test_every_task_is_trained_and_recorded_with_every_method(task: str, method: str, tmp_path: Path) -> None:
+    run = fedhen.train(family(*SHAPES[task]), make_data(task), method, task=task, out=tmp_path / "run", **SMALL)
+    name, direction = PRIMARY[task]
+    first, last = (record["metrics"][name]["server"] for record in (run.rounds[0], run.rounds[-1]))
+    better = 1 if direction == "higher" else -1
+    assert better * sum(last.values()) > better * sum(first.values())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["metrics"][0]["name"] == name and summary["metrics"][0]["direction"] == direction
+    assert summary["final"] == run.metrics[name] and "accuracy" not in run.rounds[-1]
+
+
+@pytest.mark.parametrize("local", ["fedprox", "scaffold", "feddyn"])
+def test_every_local_variant_works_with_regression(local: str) -> None:
+    run = fedhen.train(family(1), make_data("regression"), task="regression", local={"name": local}, **SMALL)
+    assert run.metrics["rmse"]["server"]["simple"] < float(make_data("regression").y_test.std())
+
+
+@pytest.mark.parametrize("task", ["multi-label", "language-modelling", "segmentation"])
+def test_exits_are_distilled_where_the_task_has_probabilities(task: str) -> None:
+    settings = {**SMALL, "objective": {"distillation": 0.1}, "evaluation": {"every": 1, "ensemble": True}}
+    run = fedhen.train(family(*SHAPES[task]), make_data(task), task=task, **settings)
+    assert run.rounds[-1]["ensemble"]["server"].keys() == {"simple", "complex"}
+
+
+def test_regression_scores_are_those_of_the_models(tmp_path: Path) -> None:
+    """The recorded numbers against scikit-learn, on what the saved models predict."""
+    data, built = make_data("regression"), family(1)
+    run = fedhen.train(built, data, task=fedhen.tasks.Regression(["rmse", "r2", "mae"]), out=tmp_path / "run", **SMALL)
+    for tier in ("simple", "complex"):
+        with torch.no_grad():
+            predicted = fedhen.load(tmp_path / "run", tier, family=built)(data.x_test)[-1][:, 0]
+        assert run.metrics["r2"]["server"][tier] == pytest.approx(sk.r2_score(data.y_test, predicted), rel=1e-5)
+        assert run.metrics["mae"]["server"][tier] == pytest.approx(
+            sk.mean_absolute_error(data.y_test, predicted), rel=1e-5
+        )
+    scored = fedhen.evaluate(tmp_path / "run", family=built, data=data)
+    assert scored == run.metrics["rmse"]
+
+
+def test_f1_on_an_imbalanced_task() -> None:
+    """Metrics by name; accuracy keeps its key."""
+    x, x_test = inputs(90, 0), inputs(60, 1)
+    y, y_test = ((v[:, 0] > 1).long() for v in (x, x_test))
+    data, task = fedhen.arrays(x, y, x_test, y_test), {"name": "classification", "metrics": ["accuracy", "macro_f1"]}
+    run = fedhen.train(family(2), data, task=task, **SMALL)
+    with torch.no_grad():
+        predicted = run.model("complex")(x_test)[-1].argmax(1)
+    assert run.accuracy["server"]["complex"] == sk.accuracy_score(y_test, predicted)
+    assert run.metrics["macro_f1"]["server"]["complex"] == pytest.approx(
+        sk.f1_score(y_test, predicted, average="macro", zero_division=0)
+    )
+
+
+class Quantile(Task):
+    name = "quantile"
+    metrics = (make_mean_metric("coverage", lambda output, y: y <= output[:, 0], unit="%"),)
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        error = targets - output[:, 0]
+        return torch.maximum(0.9 * error, -0.1 * error).mean()
+
+
+def test_an_own_task_in_a_few_lines(tmp_path: Path) -> None:
+    """The 90 % quantile of standard normal targets that do not depend on the inputs covers about 90 %."""
+    noise = torch.Generator().manual_seed(0)
+    y, y_test = torch.randn(600, generator=noise), torch.randn(400, generator=noise)
+    data = fedhen.arrays(inputs(600, 0), y, inputs(400, 1), y_test)
+    settings = {**SMALL, "rounds": 30, "evaluation": {"every": 30}}
+    run = fedhen.train(family(1), data, task=Quantile(), out=tmp_path / "run", **settings)
+    assert run.metrics["coverage"]["server"]["complex"] == pytest.approx(0.9, abs=0.05)
+    with pytest.raises(UserError, match="the task of this run was passed from Python: pass it again"):
+        fedhen.resume(tmp_path / "run", family=family(1), data=data, rounds=31)
+    again = fedhen.resume(tmp_path / "run", family=family(1), data=data, task=Quantile(), rounds=31)
+    assert len(again.rounds) == 31
+
+
+class Masked(nn.Module):
+    """A mean of embedded words, without those that a mask leaves out."""
+
+    def __init__(self, deep: bool) -> None:
+        super().__init__()
+        self.words, self.exit = nn.Embedding(20, 8), nn.Linear(8, 2)
+        self.top = nn.Linear(8, 2) if deep else None
+
+    def forward(self, ids: Tensor, mask: Tensor) -> list[Tensor]:
+        h = (self.words(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        return [self.exit(h)] if self.top is None else [self.exit(h), self.top(h.tanh())]
+
+
+def masked_family() -> fedhen.Family:
+    return fedhen.Family({"simple": lambda: Masked(False), "complex": lambda: Masked(True)})
+
+
+def words(number: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+    noise = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 20, (number, 5), generator=noise)
+    mask = (torch.arange(5) < torch.randint(1, 6, (number, 1), generator=noise)).float()
+    return {"ids": ids, "mask": mask}, (ids[:, 0] < 10).long()
+
+
+def test_ids_and_an_attention_mask(tmp_path: Path) -> None:
+    """A mapping of tensors, float and integer, with 1 and 2 workers to the same bytes, as a tuple too."""
+    (x, y), (x_test, y_test) = words(120, 0), words(60, 1)
+    data = fedhen.arrays(x, y, x_test, y_test)
+    texts = []
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        fedhen.train(masked_family(), data, out=out, **{**SMALL, "runtime": {"workers": workers}})
+        texts.append((out / "rounds.jsonl").read_bytes())
+    assert texts[0] == texts[1]
+    run = fedhen.train(masked_family(), fedhen.arrays(tuple(x.values()), y, tuple(x_test.values()), y_test), **SMALL)
+    assert run.rounds == [json.loads(line) for line in texts[0].splitlines()]
+
+
+def test_a_mapping_with_unequal_lengths_is_refused() -> None:
+    with pytest.raises(UserError, match="the inputs have unequal lengths: 'ids' has 3, 'mask' has 2 examples"):
+        fedhen.arrays({"ids": torch.zeros(3, 2), "mask": torch.zeros(2, 2)}, [0, 1, 1])
+
+
+def test_each_devices_own_held_out_data() -> None:
+    devices = []
+    for seed in range(6):
+        x, x_test = inputs(20, seed), inputs(5, 100 + seed)
+        devices.append((x, (x[:, 0] > 0).long(), x_test, (x_test[:, 0] > 0).long()))
+    data = fedhen.per_device(devices)
+    assert len(data.y_test) == 30
+    run = fedhen.train(family(2), data, **{**SMALL, "devices": {"active": 4}})
+    assert run.accuracy["server"]["simple"] > 0.5
+
+
+def test_no_test_data_at_all(tmp_path: Path) -> None:
+    x = inputs(60, 0)
+    run = fedhen.train(family(2), fedhen.arrays(x, (x[:, 0] > 0).long()), out=tmp_path / "run", **SMALL)
+    assert run.metrics == {} and len(run.rounds) == 3
+    assert (
+        len(
+            fedhen.resume(
+                tmp_path / "run", family=family(2), data=fedhen.arrays(x, (x[:, 0] > 0).long()), rounds=4
+            ).rounds
+        )
+        == 4
+    )
+    with pytest.raises(UserError, match="no accuracies: its metrics are none, since there is no test data"):
+        _ = run.accuracy
+
+
+class Adapted(nn.Module):
+    """A frozen body with a low-rank adapter, and exits: what LoRA trains is A, B and the exits."""
+
+    def __init__(self, deep: bool) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 16).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.zeros(2, 16))
+        self.exit = nn.Linear(16, 2)
+        self.deep = nn.Linear(16, 16).requires_grad_(False) if deep else None
+        self.top = nn.Linear(16, 2) if deep else None
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        h = (self.body(x) + x @ self.a @ self.b).tanh()
+        return (
+            [self.exit(h)] if self.deep is None or self.top is None else [self.exit(h), self.top(self.deep(h).tanh())]
+        )
+
+
+def adapted() -> fedhen.Family:
+    return fedhen.Family({"simple": lambda: Adapted(False), "complex": lambda: Adapted(True)})
+
+
+def test_what_no_device_trains_is_sent_once(tmp_path: Path) -> None:
+    """Bytes by hand. Trained: a 8, b 32, exit 34, and on complex devices top 34: 296 and 432 bytes.
+
+    Frozen: body 80, and on complex devices deep 272: 320 and 1408 bytes, down once to each device.
+    """
+    x, x_test = inputs(90, 0), inputs(40, 1)
+    data = fedhen.arrays(x, (x[:, 0] > 0).long(), x_test, (x_test[:, 0] > 0).long())
+    built = adapted()
+    run = fedhen.train(built, data, out=tmp_path / "run", **SMALL)
+    trained, frozen = {"simple": 296, "complex": 432}, {"simple": 320, "complex": 1408}
+    seen: set[int] = set()
+    for record in run.rounds:
+        tiers = ["simple" if device < 3 else "complex" for device in record["active"]]
+        new = ["simple" if device < 3 else "complex" for device in set(record["active"]) - seen]
+        assert record["bytes"]["up"] == {tier: tiers.count(tier) * trained[tier] for tier in trained}
+        assert record["bytes"]["down"] == {
+            tier: tiers.count(tier) * trained[tier] + new.count(tier) * frozen[tier] for tier in trained
+        }
+        seen |= set(record["active"])
+    simple, complex_ = run.model("simple"), fedhen.load(tmp_path / "run", "complex", family=built)
+    assert torch.equal(simple.state_dict()["body.weight"], complex_.state_dict()["body.weight"])
+    assert fedhen.evaluate(tmp_path / "run", family=built, data=data) == run.accuracy
+    longer = {**SMALL, "rounds": 5}
+    whole = fedhen.train(built, data, **longer)
+    assert fedhen.resume(tmp_path / "run", family=built, data=data, rounds=5).rounds == whole.rounds
+
+
+def test_nothing_to_train_is_refused() -> None:
+    frozen = fedhen.Family({"simple": lambda: Net((2,), False).requires_grad_(False)})
+    x = inputs(30, 0)
+    with pytest.raises(UserError, match="tier 'simple' has nothing to train"):
+        fedhen.train(frozen, fedhen.arrays(x, (x[:, 0] > 0).long()), **SMALL)
+
+
+class Tied(nn.Module):
+    """Words whose embedding is also the last layer."""
+
+    def __init__(self, deep: bool) -> None:
+        super().__init__()
+        self.words, self.exit = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.deep = nn.Linear(3, 3) if deep else None
+        self.exit.weight = self.words.weight
+
+    def forward(self, ids: Tensor) -> list[Tensor]:
+        h = self.words(ids)
+        return [self.exit(h)] if self.deep is None else [self.exit(h), self.exit(self.deep(h).tanh())]
+
+
+def test_tied_weights_are_sent_once(tmp_path: Path) -> None:
+    """5 · 3 numbers on simple devices, and 12 more on complex ones: 60 and 108 bytes."""
+    built = fedhen.Family({"simple": lambda: Tied(False), "complex": lambda: Tied(True)})
+    ids = torch.randint(0, 5, (60, 4), generator=torch.Generator().manual_seed(0))
+    data = fedhen.arrays(ids, ids.roll(-1, 1), ids[:20], ids[:20].roll(-1, 1))
+    run = fedhen.train(built, data, task="language-modelling", out=tmp_path / "run", **SMALL)
+    for record in run.rounds:
+        simple = sum(device < 3 for device in record["active"])
+        assert record["bytes"]["up"] == {"simple": 60 * simple, "complex": 108 * (len(record["active"]) - simple)}
+    loaded = fedhen.load(tmp_path / "run", "complex", family=built)
+    assert loaded.exit.weight is loaded.words.weight  # type: ignore[union-attr]
+    assert fedhen.evaluate(tmp_path / "run", family=built, data=data) == run.metrics["perplexity"]
+
+
+def test_a_start_from_given_weights(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    x, x_test = inputs(90, 0), inputs(40, 1)
+    data = fedhen.arrays(x, (x[:, 0] > 0).long(), x_test, (x_test[:, 0] > 0).long())
+    torch.manual_seed(5)
+    given = {f"body.{name}": tensor for name, tensor in nn.Linear(4, 6).state_dict().items()}
+    save_file(given, tmp_path / "body.safetensors")
+    tiny = {**SMALL, "rounds": 1, "training": {"lr": 1e-30, "weight_decay": 0.0}}
+    for initial in (given, tmp_path / "body.safetensors"):
+        with pytest.warns(UserWarning, match=r"not in initial, so they start as built: exit.weight, exit.bias, deep"):
+            run = fedhen.train(family(2), data, initial=initial, **tiny)
+        assert torch.equal(run.model("simple").state_dict()["body.weight"], given["body.weight"])
+    with pytest.raises(UserError, match=r"unknown weight in initial 'boddy.weight': did you mean 'body.weight'"):
+        fedhen.train(family(2), data, initial={"boddy.weight": given["body.weight"]}, **tiny)
+    with pytest.raises(UserError, match=r"weight 'body.weight' has shape \(1, 1\), and the model's has \(6, 4\)"):
+        fedhen.train(family(2), data, initial={"body.weight": torch.zeros(1, 1)}, **tiny)
+
+
+def test_a_task_that_does_not_fit_the_outputs_names_the_shape() -> None:
+    with pytest.raises(
+        UserError, match=r"must return a list of 1 logits of shape \(2, 3\), .* it returned \[\(2, 2\)\]"
+    ):
+        fedhen.train(family(2), make_data("multi-label"), task="multi-label", **SMALL)
+    with pytest.raises(UserError, match="unknown task 'regresion': did you mean 'regression'"):
+        fedhen.train(family(1), make_data("regression"), task="regresion", **SMALL)
+    with pytest.raises(UserError, match="label_smoothing is not a setting of regression"):
+        fedhen.train(family(1), make_data("regression"), task={"name": "regression", "label_smoothing": 0.1}, **SMALL)
+
+
+def test_the_loss_of_regression_is_the_mean_squared_error() -> None:
+    """One step of one device by hand: w − lr · d/dw mean((w·x − y)²)."""
+    x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, 5.0])
+
+    class Line(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([[1.0]]))
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [functional.linear(x, self.w)]
+
+    run = fedhen.train(
+        fedhen.Family({"only": Line}),
+        fedhen.per_device([(x, y)]),
+        task="regression",
+        rounds=1,
+        training={"epochs": 1, "batch_size": 2, "lr": 0.1, "weight_decay": 0.0},
+    )
+    # The errors are −2 and −3, so that the slope is 2·(−2·1 − 3·2)/2 = −8.
+    assert float(run.model("only").state_dict()["w"]) == pytest.approx(1.8)

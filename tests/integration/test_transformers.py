@@ -1,0 +1,162 @@
+"""Nested models of transformers: trained, resumed after a stop, and on a fleet inside one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedhen
+from fedhen.config.validation import from_mapping
+from fedhen.devices.population import assign_tiers
+from fedhen.experiment.build import build_experiment
+from fedhen.experiment.resume import ResumePolicy
+from fedhen.experiment.runner import play_run
+from fedhen.fleet.app import App
+from fedhen.fleet.server import FleetRun, play
+from support.fleets import same_models
+from support.inside import InsideGrid, grid
+
+pytestmark = [pytest.mark.slow, pytest.mark.fleet]
+DEVICES = 6
+BLOCKS = {"bert": "bert.encoder.layer.{}", "gpt2": "transformer.h.{}"}
+TASKS = {"bert": "classification", "gpt2": "language-modelling"}
+TIERS = {2: ("simple", "complex"), 3: ("small", "medium", "large")}
+
+
+def model(kind: str, frozen: bool = False) -> nn.Module:
+    import transformers  # not at the top: the quick tests only collect this module
+
+    torch.manual_seed(0)
+    made: nn.Module
+    if kind == "bert":
+        sizes: dict[str, Any] = {
+            "hidden_size": 8,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "intermediate_size": 16,
+        }
+        config = transformers.BertConfig(vocab_size=20, max_position_embeddings=12, num_labels=3, **sizes)
+        made = transformers.BertForSequenceClassification(config)
+        if frozen:
+            made.bert.embeddings.requires_grad_(False)
+        return made
+    made = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=20, n_positions=12, n_embd=8, n_layer=3, n_head=2, bos_token_id=0, eos_token_id=0
+        )
+    )
+    return made
+
+
+def family(kind: str, tiers: int, frozen: bool = False) -> fedhen.Family:
+    names = TIERS[tiers]
+    ends: dict[str, str | None] = {name: BLOCKS[kind].format(place) for place, name in enumerate(names[:-1])}
+    heads = dict.fromkeys(names[:-1], "linear") if kind == "gpt2" else None
+    return fedhen.nest(model(kind, frozen), {**ends, names[-1]: None}, heads, outputs=20 if kind == "gpt2" else 3)
+
+
+def examples(kind: str, device: int, number: int = 12) -> tuple[Any, Tensor]:
+    noise = torch.Generator().manual_seed(device)
+    ids = torch.randint(1, 20, (number, 5), generator=noise)
+    if kind == "gpt2":
+        return ids, ids.roll(-1, 1)
+    mask = (torch.arange(5) < torch.randint(2, 6, (number, 1), generator=noise)).long()
+    return {"input_ids": ids, "attention_mask": mask}, ids[:, 0] % 3
+
+
+def data(kind: str) -> fedhen.Data:
+    return fedhen.per_device([examples(kind, device) for device in range(DEVICES)], *examples(kind, 99, 30))
+
+
+def config(kind: str, tiers: int) -> Any:
+    return from_mapping(
+        {
+            "method": "fedhen",
+            "rounds": 4,
+            "data": {"name": "python"},
+            "task": {"name": TASKS[kind]},
+            "model": {"family": "python"},
+            "tiers": dict.fromkeys(TIERS[tiers], 1 / tiers),
+            "devices": {"number": DEVICES, "active": 4},
+            "training": {"epochs": 1, "batch_size": 4, "optimizer": "adamw", "lr": 0.01, "weight_decay": 0.0},
+            "evaluation": {"every": 2},
+            "checkpoint": {"rounds": 1},
+            "runtime": {"engine": "plain"},
+        }
+    )
+
+
+def simulate(kind: str, tiers: int, folder: Path, frozen: bool = False) -> Path:
+    folder.mkdir()
+    chosen = config(kind, tiers)
+    made = build_experiment(chosen, data=data(kind), family=family(kind, tiers, frozen), accelerator="cpu")
+    for _ in play_run(folder, made):
+        pass
+    return folder
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_run_that_is_stopped_is_resumed_to_the_same_bytes(kind: str, tiers: int, tmp_path: Path) -> None:
+    whole = simulate(kind, tiers, tmp_path / "whole")
+    (tmp_path / "parts").mkdir()
+    for policy in (ResumePolicy(), ResumePolicy(resume=True)):
+        made = build_experiment(config(kind, tiers), data=data(kind), family=family(kind, tiers), accelerator="cpu")
+        for step in play_run(tmp_path / "parts", made, policy):
+            if step.record["round"] == 2 and not policy.resume:
+                break
+    assert (tmp_path / "parts" / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
+    assert same_models(whole, tmp_path / "parts")
+
+
+def app(kind: str, tiers: int, frozen: bool = False) -> App:
+    return App(
+        lambda node, config: examples(kind, int(node["device"])),
+        lambda config: examples(kind, 99, 30),
+        classes=20 if kind == "gpt2" else 3,
+        family=family(kind, tiers, frozen),
+    )
+
+
+def play_inside(inside: InsideGrid, owner: App, chosen: Any, folder: Path, resume: bool = False) -> Path:
+    for _ in play(inside, owner, FleetRun(chosen, folder, resume, poll=0.0)):
+        pass
+    return folder
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_fleet_gives_the_simulators_bytes(kind: str, tiers: int, tmp_path: Path) -> None:
+    owner, chosen = app(kind, tiers), config(kind, tiers)
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes", owner)
+    there = simulate(kind, tiers, tmp_path / "simulated")
+    here = play_inside(inside, owner, chosen, tmp_path / "fleet")
+    assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+    assert same_models(here, there)
+
+
+def test_frozen_weights_are_sent_to_a_node_once_and_again_if_it_has_lost_them(tmp_path: Path) -> None:
+    """Whoever was sent them has them on disk. A node whose folder is emptied asks, and trains in the same round."""
+    owner, chosen = app("bert", 2, frozen=True), config("bert", 2)
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes", owner)
+    there = simulate("bert", 2, tmp_path / "simulated", frozen=True)
+    here = play_inside(inside, owner, chosen, tmp_path / "fleet")
+    assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+    assert same_models(here, there)
+    carried = [order.config_text != "" for orders in inside.orders.values() for order in orders]
+    assert sum(carried) == len(inside.orders) < len(carried)
+    stored = sorted((tmp_path / "nodes").rglob("fixed/*.safetensors"))
+    assert len(stored) == len(inside.orders)
+    for path in stored:
+        path.write_bytes(b"damaged")
+    longer = from_mapping({"rounds": 6}, chosen)
+    play_inside(inside, owner, longer, here, resume=True)
+    (tmp_path / "longer").mkdir()
+    made = build_experiment(longer, data=data("bert"), family=family("bert", 2, frozen=True), accelerator="cpu")
+    for _ in play_run(tmp_path / "longer", made):
+        pass
+    assert (here / "rounds.jsonl").read_bytes() == (tmp_path / "longer" / "rounds.jsonl").read_bytes()
