@@ -25,6 +25,7 @@ from fedhen.experiment import build
 from fedhen.experiment import experiment as experiments
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
+from fedhen.fileio.python_files import refuse_reference
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.precision import FULL
 from fedhen.hardware.threads import threads_per_worker, torch_threads
@@ -167,6 +168,8 @@ def resume(
     # Rank 0 reads the folder, because the other ranks may not see it.
     config = toml.parse_toml(ranks.first(lambda: toml.to_toml(toml.read_toml(find_config(folder)))))
     config = config if rounds is None else validation.from_mapping({"rounds": rounds}, config)
+    if method is None:
+        refuse_reference(config.method_file, "method")
     if initial is not None and family is not None:
         family = family.start_from(initial)
     experiment = build.build_experiment(

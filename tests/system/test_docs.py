@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -185,6 +186,31 @@ def test_the_examples_of_a_page_run_one_after_the_other(name: str, tmp_path: Pat
         [sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_all_examples_of_the_page_on_data_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its files are written, its commands run, and then its Python, one after the other."""
+    page = (ROOT / "docs" / "data.md").read_text()
+    blocks = re.findall(r"```(csv|python|sh)\n(.*?)```", page, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (table,) = (text for kind, text in blocks if kind == "csv")
+    (file,) = (text for kind, text in blocks if text.startswith("# my.py"))
+    Path("people.csv").write_text(table)
+    Path("my.py").write_text(file)
+    (commands,) = (text for kind, text in blocks if kind == "sh")
+    for command in commands.splitlines():
+        assert main([*shlex.split(command)[1:], "--accelerator", "cpu"]) == 0, command
+    capsys.readouterr()
+    code = "\n".join(text for kind, text in blocks if kind == "python" and text != file)
+    try:
+        exec(compile(code, "data.md", "exec"), {"__name__": "data"})
+    finally:
+        sys.modules.pop("my", None)
+    assert capsys.readouterr().out == "3 devices, 3 classes, 9 rows, 1 for testing\n"
 
 
 def test_no_placeholder_is_left() -> None:

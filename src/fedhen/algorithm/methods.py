@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fedhen.algorithm.merging import Pools, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.objectives import Objective, last_exit, sum_of_exits
 from fedhen.config.settings import Config
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import unknown_name
+from fedhen.fileio.python_files import PythonFiles, is_reference
 
 Settings = Callable[[Config], Mapping[str, Any]]
 """A recipe's configuration -> the settings that a method changes in it, nested as in a TOML file."""
@@ -87,27 +86,10 @@ FEDAVG = Method("fedavg", last_exit, keep_tiers_apart, tiers=lambda tiers: tiers
 METHODS = {m.name: m for m in (FEDHEN, NOSIDE, DECOUPLE, SIDE_APART, HETEROFL, FEDAVG)}
 
 
-def load_method(name: str) -> Method:
+def load_method(name: str, files: PythonFiles | None = None) -> Method:
     """Returns the method of that name, or the one that a Python file defines: `path/to/file.py:NAME`."""
-    if ".py:" in name:
-        return _load_from_file(name)
+    if is_reference(name):
+        return (files or PythonFiles()).load(name, "method", Method)
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return METHODS[name]
-
-
-def _load_from_file(name: str) -> Method:
-    path, _, attribute = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location("fedhen_own_method", path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise UserError(f"{path} does not exist: name your method as path/to/file.py:NAME")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    found = getattr(module, attribute, None)
-    if not isinstance(found, Method):
-        names = [known for known, value in vars(module).items() if isinstance(value, Method)]
-        raise UserError(f"{path} defines no method {attribute!r}: it defines {', '.join(names) or 'none'}")
-    return found

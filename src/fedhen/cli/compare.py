@@ -38,7 +38,7 @@ def add_commands(commands: Any) -> None:
     )
     add_method_options(command)
     add_training_options(command)
-    command.set_defaults(run=compare_command)
+    command.set_defaults(run=compare_command, fits_devices=True)
 
 
 def compare_command(options: argparse.Namespace) -> int:

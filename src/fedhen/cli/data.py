@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from fedhen.cli.options import RUNS, add_data_dir, add_recipe, config_from_options
+from fedhen.cli.options import DATA_HELP, RUNS, add_data_dir, add_recipe, config_from_options
+from fedhen.cli.own_parts import load_own_parts
 from fedhen.data import archive as archives
 from fedhen.data import download
 from fedhen.data.published import MISSING, PUBLISHED, Files, verify
@@ -76,9 +78,7 @@ def add_commands(commands: Any) -> None:
     )
     add_recipe(partition)
     partition.add_argument("--seed", type=int, metavar="S", help="the seed of all random numbers")
-    partition.add_argument(
-        "--data", type=Path, metavar="PATH", help="your own data: a folder of images, or an .npz file"
-    )
+    partition.add_argument("--data", metavar="PATH", help=DATA_HELP)
     add_data_dir(partition)
     partition.add_argument(
         "--out", type=Path, metavar="DIR", help="where to write (default: a fresh folder under runs/)"
@@ -136,9 +136,12 @@ def partition_command(options: argparse.Namespace) -> int:
     config = config_from_options(options)
     from fedhen.data import sources
     from fedhen.data.partitions import deal
+    from fedhen.experiment.build import fit_devices
 
-    data = sources.load_data(config.data, data_root(options.data_dir), config.seed)
-    shards = deal(data, config.split, config.devices.number, config.seed)
+    data = load_own_parts(options).data or sources.load_data(config.data, data_root(options.data_dir), config.seed)
+    if data.shards:
+        config = replace(fit_devices(config, data), split=replace(config.split, kind="natural"))
+    shards = data.shards or deal(data, config.split, config.devices.number, config.seed)
     counts = [data.y[shard].bincount(minlength=data.classes).tolist() for shard in shards]
     out = options.out or create_fresh_folder(RUNS, f"partition-{config.recipe}")
     print(write_partition(Partition(config, counts), out))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.cli.options import add_data_dir
+from fedhen.cli.own_parts import add_own_parts_again, check_again, load_own_parts
 from fedhen.cli.report import find_run_folders
 from fedhen.config.settings import ACCELERATORS
 from fedhen.errors import UserError
@@ -18,6 +19,7 @@ from fedhen.runs.records import ACCURACY, MetricInfo
 def add_commands(commands: Any) -> None:
     command = commands.add_parser("evaluate", help="score the saved models of a run again")
     command.add_argument("run_folder", type=Path, metavar="RUN", help="a finished run folder")
+    add_own_parts_again(command)
     add_data_dir(command)
     command.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="default: %(default)s")
     command.set_defaults(run=evaluate_command)
@@ -34,7 +36,16 @@ def evaluate_command(options: argparse.Namespace) -> int:
         raise UserError(f"{options.run_folder} has no recorded {run.metric.name} to compare with")
     from fedhen.api import evaluate
 
-    scores = evaluate(options.run_folder, accelerator=options.accelerator, data_dir=options.data_dir)
+    check_again(options)
+    own = load_own_parts(options)
+    scores = evaluate(
+        options.run_folder,
+        family=own.family,
+        data=own.data,
+        task=own.task,
+        accelerator=options.accelerator,
+        data_dir=options.data_dir,
+    )
     width = 10 if run.metric == ACCURACY else max(12, len(run.metric.name) + 2)
     print(f"{'models':10}{'tier':12}{run.metric.name:>{width}}{'recorded':>{width}}")
     same = True

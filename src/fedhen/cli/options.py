@@ -7,21 +7,26 @@ import re
 import typing
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from fedhen.cli.own_parts import add_own_parts, find_files, find_reference, name_own_parts, prepare_own_parts
 from fedhen.config import toml
 from fedhen.config.recipes import RECIPES, load_recipe, read_recipe_file
 from fedhen.config.settings import ACCELERATORS, Config, LocalConfig
 from fedhen.config.validation import from_mapping, type_hints
 from fedhen.errors import UserError, unknown_name
+from fedhen.fileio.python_files import is_reference, resolve_reference
 
 if TYPE_CHECKING:
     from fedhen.algorithm.methods import Method
 
 RUNS = Path("runs")
-DATA_HELP = "your own data: a folder with train/CLASS/*.png and test/CLASS/*.png, or an .npz file"
+DATA_HELP = (
+    "your own data: a folder with train/CLASS/*.png and test/CLASS/*.png, an .npz file, a .csv or .parquet table, or "
+    "FILE.py:NAME"
+)
 LOCALS = typing.get_args(type_hints(LocalConfig)["name"])
 
 
@@ -73,7 +78,8 @@ def add_method_options(command: argparse.ArgumentParser) -> None:
 
 def add_training_options(command: argparse.ArgumentParser) -> None:
     """Adds the options of the commands that train: data, rounds, seeds, run folder and machine."""
-    command.add_argument("--data", type=Path, metavar="PATH", help=DATA_HELP)
+    command.add_argument("--data", metavar="PATH", help=DATA_HELP)
+    add_own_parts(command)
     add_rounds(command)
     seeds = command.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=int, metavar="S", help="the seed of all random numbers")
@@ -112,7 +118,7 @@ def choose(
     """
     from fedhen.algorithm.methods import load_method
 
-    load = cache(load_method)
+    load = partial(load_method, files=find_files(options))
     config = config_from_options(options, default, method, prepare, load)
     chosen = load(config.method_file or config.method)
     return Choice(chosen.keep_tiers(config), chosen)
@@ -135,14 +141,22 @@ def config_from_options(
     """Returns only the configuration, with all tiers of its recipe."""
     if options.config is not None and options.recipe is not None:
         raise UserError(f"--config brings its own recipe: leave out {options.recipe!r}")
-    recipe = options.recipe or default
-    if options.config is None and recipe is None:
-        raise UserError(f"which recipe? choose from {', '.join(RECIPES)}, or give --config FILE.toml")
+    # A family and data of one's own are a whole experiment.
+    is_own = bool(getattr(options, "data", None) and find_reference(options, "family"))
+    recipe = options.recipe or (None if is_own else default)
+    if options.config is None and recipe is None and not is_own:
+        raise UserError(
+            f"which recipe? choose from {', '.join(RECIPES)}, or give --config FILE.toml, or --family and --data"
+        )
 
     def with_own_method(config: Config) -> Config:
+        config = prepare_own_parts(config, options)
         return with_method_settings(config, config.method_file or config.method, load)
 
-    base = read_recipe_file(options.config, with_own_method) if options.config is not None else load_recipe(str(recipe))
+    if options.config is not None:
+        base = read_recipe_file(options.config, with_own_method)
+    else:
+        base = prepare_own_parts(Config() if recipe is None else load_recipe(recipe), options)
     config = prepare(base)
     return apply_options(with_method_settings(config, method, load) if method else config, options)
 
@@ -151,8 +165,7 @@ def with_method_settings(config: Config, name: str, load: Callable[[str], Method
     """Returns the configuration with a method's own settings."""
     from fedhen.algorithm.methods import load_method
 
-    path, _, attribute = name.rpartition(":")
-    file = f"{Path(path).resolve()}:{attribute}" if ".py:" in name else ""
+    file = resolve_reference(name) if is_reference(name) else ""
     method = (load or load_method)(file or name)
     return from_mapping({**method.settings(config), "method": method.name, "method_file": file}, config)
 
@@ -161,10 +174,11 @@ def apply_options(config: Config, options: argparse.Namespace) -> Config:
     """Returns the configuration with the changes that the options make."""
     if getattr(options, "data", None) is not None:
         # An absolute path, so that the run can be repeated from any folder. Other data make it another experiment.
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", options.data.resolve().stem).lstrip(".-") or "own"
-        data = replace(config.data, name=str(options.data.resolve()), limit=0)
+        path = Path(options.data).resolve()
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip(".-") or "own"
+        data = replace(config.data, name=str(path), limit=0)
         config = replace(config, recipe=f"{config.recipe}-on-{name}", data=data, targets={})
-    config = toml.apply_settings(config, options.settings)
+    config = name_own_parts(toml.apply_settings(config, options.settings), options)
     given = {name: getattr(options, name, None) for name in ("rounds", "seed")}
     local = getattr(options, "local", None)
     changes = {name: value for name, value in given.items() if value is not None}

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.cli.options import add_machine
+from fedhen.cli.own_parts import add_own_parts_again, check_again, find_files
 from fedhen.cli.training import Job, describe_result, read_planned_config, train_all
 from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.distributed.communicator import current_ranks
+from fedhen.errors import UserError
+from fedhen.fileio.python_files import refuse_reference, resolve_reference
 from fedhen.runs.folders import refuse_fleet_run
 
 EXAMPLES = """\
 examples:
   fedhen resume runs/digits-fedhen-seed0
   fedhen resume runs/digits-fedhen-seed0 --rounds 80      40 rounds more than planned
+  fedhen resume runs/custom-on-people-fedhen-seed0 --family ./my.py:FAMILY    your own files are named again
   fedhen compare digits --out my-comparison --resume      all runs of an interrupted command
 
 On a CPU the result has the same bytes as that of a run without the interruption.
@@ -35,6 +39,8 @@ def add_commands(commands: Any) -> None:
     command.add_argument(
         "--restart", action="store_true", help="start again at round 1, for example if every checkpoint is damaged"
     )
+    command.add_argument("--method", metavar="FILE.py:NAME", help="the run's method, if it is your own")
+    add_own_parts_again(command)
     add_machine(command)
     command.set_defaults(run=resume_command)
 
@@ -48,7 +54,8 @@ def resume_command(options: argparse.Namespace) -> int:
     ranks = process_group.join(choose_device(options.accelerator))
     # Rank 0 reads the folder, because the other ranks may not see it.
     config = toml.parse_toml(ranks.first(lambda: toml.to_toml(read_resumable(folder, options.rounds))))
-    method = load_method(config.method_file or config.method)
+    check_again(options)
+    method = load_method(choose_method(config, options.method), find_files(options))
     options.resume = True
     played = train_all([Job(config.method, "", config, method)], options, lambda: [folder])
     if not current_ranks().rank:
@@ -56,6 +63,15 @@ def resume_command(options: argparse.Namespace) -> int:
             print(f"{folder} is finished: add rounds with --rounds N")
         print(describe_result(folder))
     return 0
+
+
+def choose_method(config: Config, given: str | None) -> str:
+    """Returns the method of the run. A file is executed only if the user names it too."""
+    if config.method_file and (given is None or resolve_reference(given) != config.method_file):
+        refuse_reference(config.method_file, "method")
+    if not config.method_file and given not in (None, config.method):
+        raise UserError(f"--method {given}: the run's method is {config.method}")
+    return config.method_file or config.method
 
 
 def read_resumable(folder: Path, rounds: int | None) -> Config:

@@ -16,6 +16,7 @@ examples:
   fedhen run cifar10-iid --data photos/     your own images: photos/train/CLASS/*.png, photos/test/CLASS/*.png
   fedhen run digits --method fedhen --local feddyn --set local.alpha=0.01
   fedhen run digits --method ./mymethod.py:MINE
+  fedhen run --family ./my.py:FAMILY --data people.csv --set data.by=user --set data.target=ill     your own model
   fedhen run --config runs/digits-fedhen-seed0/config.toml     repeats that run exactly
 
 The run folder holds config.toml, rounds.jsonl, timing.jsonl, summary.json and models/*.safetensors.
@@ -33,7 +34,7 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--method", metavar="M", help=f"{METHODS_HELP} (default: the recipe's, fedhen)")
     add_method_options(command)
     add_training_options(command)
-    command.set_defaults(run=run_command)
+    command.set_defaults(run=run_command, fits_devices=True)
 
 
 def run_command(options: argparse.Namespace) -> int:

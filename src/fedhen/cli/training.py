@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedhen.cli.options import RUNS, Choice
+from fedhen.cli.own_parts import fits_devices, load_own_parts
 from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.distributed.communicator import current_ranks
@@ -57,7 +58,8 @@ def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callabl
 
     ranks = process_group.join(choose_device(options.accelerator))
     chosen = [(job.config, job.method) for job in jobs]
-    populations = list(build_populations(chosen, options.accelerator, options.data_dir))
+    own = load_own_parts(options)
+    populations = list(build_populations(chosen, options.accelerator, options.data_dir, own, fits_devices(options)))
     places = (folder for make in [folders] for folder in make())
     policy, played = ResumePolicy(resume=options.resume, restart=getattr(options, "restart", False)), 0
     # All jobs of a command have the same task.

@@ -165,7 +165,7 @@ def make_centralised(config: Config, tier: str, fraction: float = 1.0) -> Config
 
 def read_recipe_file(path: Path, prepare: Callable[[Config], Config] = lambda base: base) -> Config:
     """Reads a configuration from a file. What it leaves out is as in the recipe that it names, after `prepare`."""
-    named = toml.read_toml(path)
+    named = toml.read_toml(path, only=("recipe", "method", "method_file"))
     base = RECIPES[named.recipe]() if named.recipe in RECIPES else Config()
     return toml.read_toml(path, prepare(replace(base, method=named.method, method_file=named.method_file)))
 

@@ -39,8 +39,7 @@ class DataConfig:
     name: str = setting(
         "digits",
         "data set: digits, cifar10, cifar100, shakespeare, or the path of a folder of images, an .npz, .csv or "
-        ".parquet file; "
-        "'python' or file.py:NAME if it is made by Python",
+        ".parquet file; 'python' or file.py:NAME if it is made in Python",
     )
     by: str = setting(
         "", "tables: the column that says which device a row belongs to; .npz: the array, by default `device`"
@@ -72,7 +71,7 @@ class TaskConfig:
     name: str = setting(
         "classification",
         "classification, multi-label, regression, language-modelling or segmentation; "
-        "'python' if it was passed from Python",
+        "'python' or file.py:NAME if it is your own",
     )
     metrics: tuple[str, ...] = setting(
         (),
@@ -121,7 +120,8 @@ class ModelConfig:
     """The model family. Input channels, input size, context and classes follow from the data."""
 
     family: str = setting(
-        "preact-resnet", "model family: preact-resnet for images, gpt for text; 'python' if it was passed from Python"
+        "preact-resnet",
+        "model family: preact-resnet for images, gpt for text; 'python' or file.py:NAME if it is your own",
     )
     initial: str = setting(
         "",

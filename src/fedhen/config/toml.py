@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ def to_toml(config: Config, comments: bool = False) -> str:
     return "\n\n".join("\n".join(block) for block in (top, *sections)) + "\n"
 
 
-def read_toml(path: Path, base: Config | None = None) -> Config:
-    """Reads a configuration from a file. What the file leaves out is as in `base`."""
+def read_toml(path: Path, base: Config | None = None, only: Collection[str] = ()) -> Config:
+    """Reads a configuration from a file. What the file leaves out, or what is not in `only`, is as in `base`."""
     try:
         values = untrusted.read_toml(path)
     except OSError as error:
@@ -43,7 +43,8 @@ def read_toml(path: Path, base: Config | None = None) -> Config:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not TOML: {untrusted.describe_error(error)}") from None
     try:
-        return from_mapping(rename_settings(values), base)
+        values = {key: value for key, value in values.items() if key in only} if only else rename_settings(values)
+        return from_mapping(values, base)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -69,11 +70,12 @@ def apply_settings(config: Config, assignments: Iterable[str]) -> Config:
             if not isinstance(table.get(name), dict):
                 table[name] = {}
             table = table[name]
-        table[last] = _parse_value(text.strip())
+        table[last] = parse_value(text.strip())
     return from_mapping(tree, config)
 
 
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """Returns a value that is written as TOML; what is not TOML is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

@@ -103,7 +103,7 @@ def read_tiers(values: Any, base: Config) -> Any:
             raise UserError(f"tiers lists {len(tiers)} devices, and devices.number={number}: they must agree")
         counts = {tier: tiers.count(tier) for tier in base.tiers if tier in tiers}
         values = {**values, "devices": {**devices, "tiers": tiers}}
-    elif _are_counts(tiers):
+    elif are_counts(tiers):
         counts = tiers
         if sum(counts.values()) != number:
             raise UserError(
@@ -115,7 +115,7 @@ def read_tiers(values: Any, base: Config) -> Any:
     return {**values, "tiers": {tier: count / int(number) for tier, count in counts.items()}}
 
 
-def _are_counts(tiers: Any) -> bool:
+def are_counts(tiers: Any) -> bool:
     """Returns whether a table has a whole number for each tier. A single tier with 1 has a share."""
     whole = isinstance(tiers, Mapping) and all(
         isinstance(each, numbers.Integral) and not isinstance(each, bool) and int(each) > 0 for each in tiers.values()

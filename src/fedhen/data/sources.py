@@ -20,6 +20,7 @@ from fedhen.data.npz import read_npz
 from fedhen.data.published import PUBLISHED, SHAKESPEARE
 from fedhen.data.shakespeare import load_shakespeare
 from fedhen.errors import UserError, unknown_name
+from fedhen.fileio.python_files import refuse_reference
 
 DIGITS = "digits"
 OPTIONS = {
@@ -39,6 +40,7 @@ def load_data(config: DataConfig, root: Path, seed: int = 0) -> Data:
     name = config.name
     if name == OWN:
         raise UserError("the data of this run was passed from Python: pass it again from Python, as data=...")
+    refuse_reference(name, "data")
     if name == DIGITS:
         data = load_digits()
     elif name in cifar.NAMES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from zlib import crc32
@@ -62,19 +62,44 @@ def build_experiment(
     return start_experiment(population, activate=activate, ranks=ranks)
 
 
+@dataclass(frozen=True)
+class OwnParts:
+    """What is given instead of being named by the configuration."""
+
+    family: Family | None = None
+    data: Data | None = None
+    task: Task | None = None
+
+
 def build_populations(
-    chosen: Iterable[tuple[Config, Method]], accelerator: str, data_dir: Path | None
+    chosen: Iterable[tuple[Config, Method]],
+    accelerator: str,
+    data_dir: Path | None,
+    own: OwnParts | None = None,
+    fit: bool = False,
 ) -> Iterator[Population]:
-    """Yields the population of each configuration. Those with the same data share it in memory."""
-    where, root = choose_device(accelerator), data_root(data_dir)
+    """Yields the population of each configuration. Those with the same data share it in memory.
+
+    With `fit`, data that comes split decides the number of devices.
+    """
+    where, root, own = choose_device(accelerator), data_root(data_dir), own or OwnParts()
 
     @cache
     def load(data: DataConfig, seed: int) -> Data:
-        return sources.load_data(data, root, seed).to(where)
+        return (own.data or sources.load_data(data, root, seed)).to(where)
 
     for config, method in chosen:
         # Only if the seed decides which examples there are is the data loaded for each seed.
-        yield build_population(config, method, load(config.data, config.seed if sources.is_drawn(config.data) else 0))
+        data = load(config.data, config.seed if sources.is_drawn(config.data) else 0)
+        fitted = fit_devices(config, data) if fit else config
+        yield build_population(fitted, method, data, own.family, own.task)
+
+
+def fit_devices(config: Config, data: Data) -> Config:
+    """Returns the configuration with as many devices as the data is split over. At most all of them are active."""
+    if not (number := len(data.shards)):
+        return config
+    return replace(config, devices=replace(config.devices, number=number, active=min(config.devices.active, number)))
 
 
 def build_population(
@@ -84,7 +109,9 @@ def build_population(
     task = task or make_task(config.task)
     check_task(task, data, config)
     if data.shards and len(data.shards) != config.devices.number:
-        raise UserError(f"devices.number={config.devices.number}, but data is given for {len(data.shards)} devices")
+        raise UserError(
+            f"devices.number={config.devices.number}, but data is given for {len(data.shards)} devices: they must agree"
+        )
     if data.shards:
         config = replace(config, split=replace(config.split, kind="natural"))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedhen.config.settings import OWN, Config
 from fedhen.errors import UserError, unknown_name
+from fedhen.fileio.python_files import refuse_reference
 from fedhen.models.family import Family
 from fedhen.models.gpt import GPTShape, gpt
 from fedhen.models.preact_resnet import Shape, preact_resnet
@@ -16,6 +17,7 @@ def make_family(config: Config, inputs: tuple[int, ...], classes: int) -> Family
     model = config.model
     if model.family == OWN:
         raise UserError("the model family of this run was passed from Python: pass it again from Python, as family=...")
+    refuse_reference(model.family, "family")
     if model.family not in FAMILIES:
         raise unknown_name("model family", model.family, FAMILIES)
     if model.family == "gpt":

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedhen.config.settings import OWN, TaskConfig
 from fedhen.errors import UserError, unknown_name
+from fedhen.fileio.python_files import refuse_reference
 from fedhen.tasks.standard import Classification, LanguageModelling, MultiLabel, Regression, Segmentation
 from fedhen.tasks.task import Task
 
@@ -31,6 +32,7 @@ def make_task(config: TaskConfig) -> Task:
     """Returns the task that a configuration names."""
     if config.name == OWN:
         raise UserError("the task of this run was passed from Python: pass it again from Python, as task=...")
+    refuse_reference(config.name, "task")
     if config.name not in TASKS:
         raise unknown_name("task", config.name, TASKS)
     default, used = TaskConfig(), SETTINGS[config.name]
