@@ -131,8 +131,8 @@ def test_every_record_key_is_in_the_table_and_no_other(tmp_path: Path) -> None:
 
 def test_the_tutorial_has_the_commands_that_fleet_init_prints() -> None:
     """test_fleet_processes.py runs them as they are printed."""
+    from fedhen.fleet.new_project import make_instructions
     from fedhen.fleet.project import FleetProject
-    from fedhen.fleet.scaffold import make_instructions
 
     printed = make_instructions(FleetProject(Path("my-fleet"), "127.0.0.1:8000"), {"simple": 1, "complex": 1})
     told = section((ROOT / "docs" / "fleet.md").read_text(), "instructions")
