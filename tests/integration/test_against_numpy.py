@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -33,9 +35,10 @@ def federation(poisoned: int | None = None) -> Data:
     return Data(torch.from_numpy(x), torch.from_numpy(y), *test, CLASSES, tuple(shards))
 
 
-def experiment(method: str, data: Data, **training: float) -> Experiment:
+def experiment(method: str, data: Data, task: str = "classification", **training: float) -> Experiment:
     settings = {
         "method": method,
+        "task": {"name": task},
         "rounds": ROUNDS,
         "devices": {"number": DEVICES, "active": 2},
         "model": {"family": "python"},
@@ -75,7 +78,20 @@ def expected_rounds(run: Experiment, data: Data, active: list[list[int]]) -> lis
 @pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
 def test_a_whole_run_equals_the_reference(method: str, poisoned: int | None) -> None:
     data = federation(poisoned)
-    run = experiment(method, data)
+    compare_with_reference(experiment(method, data), data)
+
+
+@pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
+def test_a_whole_regression_equals_the_reference(method: str) -> None:
+    classes = federation(poisoned=1)
+    targets = [
+        torch.sin(torch.arange(float(len(y) * CLASSES)).double()).view(-1, CLASSES) for y in (classes.y, classes.y_test)
+    ]
+    data = replace(classes, y=targets[0], y_test=targets[1], classes=0)
+    compare_with_reference(experiment(method, data, "regression"), data)
+
+
+def compare_with_reference(run: Experiment, data: Data) -> None:
     found = []
     for step in run.play():
         models = {kind: {t: dict(w) for t, w in tiers.items()} for kind, tiers in run.models().items()}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +103,37 @@ def simulate(kind: str, tiers: int, folder: Path, frozen: bool = False) -> Path:
     return folder
 
 
+def play_and_be_killed(kind: str, tiers: int, folder: Path) -> None:
+    """Plays a run in another process, which is killed after its second round."""
+    script = f"""
+import os, signal
+from pathlib import Path
+from test_transformers import build_experiment, config, data, family, play_run
+kind, tiers = {kind!r}, {tiers}
+made = build_experiment(config(kind, tiers), data=data(kind), family=family(kind, tiers), accelerator="cpu")
+for step in play_run(Path({str(folder)!r}), made):
+    if step.record["round"] == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("tiers", TIERS)
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_a_run_that_is_stopped_is_resumed_to_the_same_bytes(kind: str, tiers: int, tmp_path: Path) -> None:
-    whole = simulate(kind, tiers, tmp_path / "whole")
-    (tmp_path / "parts").mkdir()
-    for policy in (ResumePolicy(), ResumePolicy(resume=True)):
-        made = build_experiment(config(kind, tiers), data=data(kind), family=family(kind, tiers), accelerator="cpu")
-        for step in play_run(tmp_path / "parts", made, policy):
-            if step.record["round"] == 2 and not policy.resume:
-                break
-    assert (tmp_path / "parts" / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
-    assert same_models(whole, tmp_path / "parts")
+def test_a_run_that_is_killed_is_resumed_to_the_same_bytes(kind: str, tiers: int, tmp_path: Path) -> None:
+    whole, killed = simulate(kind, tiers, tmp_path / "whole"), tmp_path / "killed"
+    killed.mkdir()
+    play_and_be_killed(kind, tiers, killed)
+    made = build_experiment(config(kind, tiers), data=data(kind), family=family(kind, tiers), accelerator="cpu")
+    assert [step.record["round"] for step in play_run(killed, made, ResumePolicy(resume=True))][-1] == 4
+    assert (killed / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
+    assert same_models(whole, killed)
 
 
 def app(kind: str, tiers: int, frozen: bool = False) -> App:

@@ -13,6 +13,7 @@ In the paper's letters M = {body, exit} (the simple model) and M' = {deep, top} 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,10 +68,21 @@ def cross_entropy(logits: Array, y: Indices) -> tuple[float, Array]:
     return loss, gradient / n
 
 
+def squared_error(outputs: Array, y: Array) -> tuple[float, Array]:
+    """Return the mean squared error over examples and outputs, and its gradient with respect to the outputs."""
+    difference = outputs - y
+    return float((difference**2).sum()) / difference.size, 2.0 * difference / difference.size
+
+
+def exit_loss_of(outputs: Array, y: Any) -> tuple[float, Array]:
+    """Classes, one for each example, have the cross-entropy; rows of numbers the squared error."""
+    return squared_error(outputs, y) if y.ndim == 2 else cross_entropy(outputs, y)
+
+
 def losses_and_gradients(
     weights: Mapping[str, Array], x: Array, y: Indices, exits: tuple[str, ...]
 ) -> tuple[float, Weights]:
-    """Return the mean cross-entropy summed over the named exits, and its gradient where these exits reach.
+    """Return the mean loss summed over the named exits, and its gradient where these exits reach.
 
     exits: "simple", "complex" or both.
     """
@@ -85,7 +97,7 @@ def losses_and_gradients(
 
     if "simple" in exits:
         logits = h1 @ weights["exit.weight"].T + weights["exit.bias"]
-        exit_loss, d_logits = cross_entropy(logits, y)
+        exit_loss, d_logits = exit_loss_of(logits, y)
         loss += exit_loss
         grads["exit.weight"] = d_logits.T @ h1
         grads["exit.bias"] = d_logits.sum(axis=0)
@@ -94,7 +106,7 @@ def losses_and_gradients(
     if "complex" in exits:
         h2 = np.tanh(h1 @ weights["deep.weight"].T + weights["deep.bias"])
         logits = h2 @ weights["top.weight"].T + weights["top.bias"]
-        top_loss, d_logits = cross_entropy(logits, y)
+        top_loss, d_logits = exit_loss_of(logits, y)
         loss += top_loss
         grads["top.weight"] = d_logits.T @ h2
         grads["top.bias"] = d_logits.sum(axis=0)
