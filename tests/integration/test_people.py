@@ -278,6 +278,18 @@ def test_no_test_data_at_all(here: Path) -> None:
     )
 
 
+def test_a_table_without_test_rows_is_trained_and_resumed(here: Path) -> None:
+    """Its test targets are an empty array of numpy, unlike an empty slice of a tensor."""
+    numbers = {name: column for name, column in people().items() if name != "ill"} | {"height": np.arange(60.0)}
+    for table, target, task, outputs in (
+        ("people.csv", "ill", "classification", 3),
+        (numbers, "height", "regression", 1),
+    ):
+        data, family = fedhen.from_table(table, target, by="user", test_share=0), two_exits(2, outputs)
+        fedhen.train(family, data, out=task, task=task, **SMALL)
+        assert len(fedhen.resume(task, family=family, data=data, rounds=3, accelerator="cpu").rounds) == 3
+
+
 # One's own model, data and task from the command line
 
 
