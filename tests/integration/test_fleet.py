@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from fedhen.algorithm.methods import METHODS
 from fedhen.cli.options import LOCALS
 from fedhen.config.recipes import load_recipe
+from fedhen.fleet.new_project import create_project
 from fedhen.fleet.project import FleetProject
-from fedhen.fleet.scaffold import create_project
 from support.fleets import fleet_config, play_fleet, same_models, simulate
 
 pytestmark = pytest.mark.fleet

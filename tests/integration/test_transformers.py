@@ -39,7 +39,7 @@ def model(kind: str, frozen: bool = False) -> nn.Module:
             "num_attention_heads": 2,
             "intermediate_size": 16,
         }
-        config = transformers.BertConfig(vocab_size=20, max_position_embeddings=12, num_labels=3, **sizes)
+        config = transformers.BertConfig(vocab_size=20, max_position_embeddings=12, **sizes)
         made = transformers.BertForSequenceClassification(config)
         if frozen:
             made.bert.embeddings.requires_grad_(False)

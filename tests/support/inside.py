@@ -19,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
-from fedhen.fleet.protocol import Order, read_order
+from fedhen.fleet.wire_format import Order, read_order
 
 
 def transmit(message: Message) -> Message:

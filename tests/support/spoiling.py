@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 from safetensors.torch import load, save
 
-from fedhen.fleet import protocol
+from fedhen.fleet import wire_format
 from fedhen.fleet.app import recipe_app
 from fedhen.fleet.apps import client_app
 from fedhen.fleet.client_state import store_configs
@@ -102,12 +102,12 @@ def new_record(content: RecordDict) -> RecordDict:
 
 
 def no_loss(content: RecordDict) -> RecordDict:
-    content["update"] = ConfigRecord({"format": protocol.FORMAT, "loss": "low", "present": [0]})
+    content["update"] = ConfigRecord({"format": wire_format.FORMAT, "loss": "low", "present": [0]})
     return content
 
 
 def other_classes(content: RecordDict) -> RecordDict:
-    content["update"] = ConfigRecord({"format": protocol.FORMAT, "loss": 0.5, "present": [10**9]})
+    content["update"] = ConfigRecord({"format": wire_format.FORMAT, "loss": 0.5, "present": [10**9]})
     return content
 
 
@@ -144,7 +144,7 @@ def spoiling_by_round(name: str) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        reply, order = honest(message, context), protocol.read_order(message.content)
+        reply, order = honest(message, context), wire_format.read_order(message.content)
         # The honest app has stored the configuration if this order carried it.
         stored = store_configs(Path(str(context.node_config["state"]))).read(order.config_digest) or b""
         if context.node_config["tier"] != "complex" or f'recipe = "{name}"' not in stored.decode():

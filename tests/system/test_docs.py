@@ -131,8 +131,8 @@ def test_every_record_key_is_in_the_table_and_no_other(tmp_path: Path) -> None:
 
 def test_the_tutorial_has_the_commands_that_fleet_init_prints() -> None:
     """test_fleet_processes.py runs them as they are printed."""
+    from fedhen.fleet.new_project import make_instructions
     from fedhen.fleet.project import FleetProject
-    from fedhen.fleet.scaffold import make_instructions
 
     printed = make_instructions(FleetProject(Path("my-fleet"), "127.0.0.1:8000"), {"simple": 1, "complex": 1})
     told = section((ROOT / "docs" / "fleet.md").read_text(), "instructions")
@@ -174,6 +174,17 @@ def test_the_readmes_example_has_at_most_twenty_lines_and_runs(tmp_path: Path) -
 def test_all_of_the_readmes_examples_run_one_after_the_other(tmp_path: Path) -> None:
     code = "\n".join(python_blocks())
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["tasks.md", "models.md"])
+def test_the_examples_of_a_page_run_one_after_the_other(name: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(), flags=re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -108,8 +108,8 @@ def parse_nodes(options: argparse.Namespace, config: Config) -> dict[str, int]:
 
 def init_command(options: argparse.Namespace) -> int:
     require_flower()
+    from fedhen.fleet.new_project import create_project, make_instructions, warn_of_exposure
     from fedhen.fleet.project import FleetProject
-    from fedhen.fleet.scaffold import create_project, make_instructions, warn_of_exposure
 
     config = config_from_options(options)
     nodes = parse_nodes(options, config)

@@ -20,10 +20,10 @@ from fedhen.devices.population import Population, make_population
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import UserError, one_line
 from fedhen.fileio.atomic import write_text
-from fedhen.fleet import protocol
+from fedhen.fleet import wire_format
 from fedhen.fleet.app import App, NodeConfig
 from fedhen.fleet.client_state import ClientState, DigestStore, store_configs, store_fixed_weights
-from fedhen.fleet.protocol import Answer, Identity, Malformed, Order
+from fedhen.fleet.wire_format import Answer, Identity, Malformed, Order
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
 from fedhen.params import Shapes, Weights, is_finite
@@ -43,23 +43,23 @@ class FleetClient:
 
     def identify(self, content: RecordDict) -> RecordDict:
         """Answers the server's question for this node's identity."""
-        config = toml.parse_toml(protocol.read_question(content))
+        config = toml.parse_toml(wire_format.read_question(content))
         samples = self.app.count_samples(self.config, config)
-        return protocol.pack_identity(Identity(self.tier, samples, self.name, int(self.config.get("device", -1))))
+        return wire_format.pack_identity(Identity(self.tier, samples, self.name, int(self.config.get("device", -1))))
 
     def train(self, content: RecordDict) -> RecordDict:
         """Trains the device for a round. Any error becomes a failure reply, so that the run continues without it."""
         try:
-            order = protocol.read_order(content)
+            order = wire_format.read_order(content)
             if order.tier != self.tier:
                 raise UserError(f"this device is of tier {self.tier!r}, but the server expects tier {order.tier!r}")
             config_text = self.find_config(order)
             answer = self.train_device(order, toml.parse_toml(config_text), content) if config_text else None
-            return protocol.pack_config_request() if answer is None else protocol.pack_answer(answer)
+            return wire_format.pack_config_request() if answer is None else wire_format.pack_answer(answer)
         except Exception as error:
             if not isinstance(error, UserError | Malformed):
                 error = UserError(OUT_OF_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
-            return protocol.pack_failure(one_line(str(error))[:MAX_ERROR_LENGTH])
+            return wire_format.pack_failure(one_line(str(error))[:MAX_ERROR_LENGTH])
 
     def find_config(self, order: Order) -> str | None:
         """Returns the configuration that an order carries or that is stored here. Returns None if there is neither."""
@@ -71,7 +71,7 @@ class FleetClient:
         """Returns what an order carries, and stores it, or what is stored here. Returns None if there is neither."""
         if sent is None:
             return store.read(digest)
-        if protocol.digest_of(sent) != digest:
+        if wire_format.digest_of(sent) != digest:
             raise Malformed(f"{what} does not match its digest")
         # Without a writable state folder the device trains all the same, and asks for it again next time.
         with suppress(OSError):
@@ -82,11 +82,11 @@ class FleetClient:
         """Returns the weights that no device trains. Returns None if they were neither sent nor are stored here."""
         if not order.fixed_digest:
             return {}
-        sent = protocol.content_of(content["fixed"]) if "fixed" in content else None
+        sent = wire_format.content_of(content["fixed"]) if "fixed" in content else None
         store = store_fixed_weights(self.state)
         found = self.find_stored(store, order.fixed_digest, sent, "what no device trains")
         like = self.expected_weights(population, population.holdings[self.tier].fixed)
-        return protocol.read_weights(found, like) if found is not None else None
+        return wire_format.read_weights(found, like) if found is not None else None
 
     def train_device(self, order: Order, config: Config, content: RecordDict) -> Answer | None:
         """Trains the device as the simulator does, and saves what it keeps. Returns None if it lacks weights."""
@@ -97,8 +97,8 @@ class FleetClient:
         population = replace(population, fixed={self.tier: fixed})
         expected = self.expected_weights(population, population.holdings[self.tier].shapes)
         learned = population.select_learned(self.tier, expected)
-        model = protocol.unpack_weights(content.get("model"), expected)
-        mean = protocol.unpack_weights(content.get("mean"), learned) if population.local.copies else {}
+        model = wire_format.unpack_weights(content.get("model"), expected)
+        mean = wire_format.unpack_weights(content.get("mean"), learned) if population.local.copies else {}
         files, devices = ClientState(self.state, order.run), SequentialDevices(population)
         if population.keeps_state and order.memory:
             devices.memory[0] = files.read(order.memory, population.state_like(self.tier, expected))

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedhen.errors import UserError
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import replace_file
-from fedhen.fleet.protocol import digest_of
+from fedhen.fleet.wire_format import digest_of
 from fedhen.params import SAFETENSORS_TYPES, Weights
 
 RUNS_KEPT = 2

@@ -16,10 +16,10 @@ from fedhen.algorithm.sampling import Activate
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.config import toml
 from fedhen.devices.population import Population
-from fedhen.fleet import protocol
+from fedhen.fleet import wire_format
+from fedhen.fleet.exchange import Messages
 from fedhen.fleet.membership import Membership
-from fedhen.fleet.messages import Messages
-from fedhen.fleet.protocol import Answer, Malformed, Order
+from fedhen.fleet.wire_format import Answer, Malformed, Order
 from fedhen.params import Weights, is_finite
 
 POLL_SECONDS = 0.5
@@ -40,8 +40,8 @@ class FleetDevices:
 
     def __post_init__(self) -> None:
         self.config_text = toml.to_toml(self.population.config)
-        self.config_digest = protocol.digest_of(self.config_text)
-        self.fixed = {tier: protocol.pack_weights(w) for tier, w in self.population.fixed.items() if w}
+        self.config_digest = wire_format.digest_of(self.config_text)
+        self.fixed = {tier: wire_format.pack_weights(w) for tier, w in self.population.fixed.items() if w}
         """Tier -> the weights that no device trains, if there are any. They travel with the configuration."""
         self.has_config: set[int] = set()
         """Nodes that have answered an order of this process, and so were sent the text of the configuration."""
@@ -67,7 +67,7 @@ class FleetDevices:
         needed, asked_again = self.count_needed(len(active)), set[int]()
         while messages.waiting and needed > 0:
             for device, content in messages.collect():
-                if protocol.is_config_request(content) and device not in asked_again:
+                if wire_format.is_config_request(content) and device not in asked_again:
                     asked_again.add(device)
                     self.has_config.discard(self.membership.members[device].node)
                     yield from self.send_orders(messages, round_number, sent, [device])
@@ -111,7 +111,7 @@ class FleetDevices:
         """Builds the orders. The weights of a tier are packed once, and travel to the SuperLink once."""
         config, merged = self.population.config, self.merged or {}
         tiers = sorted({self.population.tier_of[device] for device in devices})
-        models = {tier: protocol.pack_weights(sent.models[tier]) for tier in tiers}
+        models = {tier: wire_format.pack_weights(sent.models[tier]) for tier in tiers}
         means = {tier: self.pack_mean(sent, tier) for tier in tiers}
         found = []
         for device in devices:
@@ -127,17 +127,17 @@ class FleetDevices:
                 inputs=self.population.data.shape,
                 classes=self.population.outputs,
                 config_digest=self.config_digest,
-                fixed_digest=protocol.digest_of(protocol.content_of(fixed)) if fixed is not None else "",
+                fixed_digest=wire_format.digest_of(wire_format.content_of(fixed)) if fixed is not None else "",
                 config_text="" if node in self.has_config else self.config_text,
             )
             fixed = None if node in self.has_config else fixed
-            content = protocol.pack_order(order, models[tier], means[tier], fixed)
+            content = wire_format.pack_order(order, models[tier], means[tier], fixed)
             ttl = config.fleet.deadline_seconds + TTL_SLACK_SECONDS
             found.append((device, Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_number))))
         return found
 
     def pack_mean(self, sent: Sent, tier: str) -> ArrayRecord | None:
-        return protocol.pack_weights(sent.mean[tier]) if self.population.local.copies else None
+        return wire_format.pack_weights(sent.mean[tier]) if self.population.local.copies else None
 
     def read_reply(self, device: int, content: RecordDict | str, sent: Sent) -> Reply:
         """Reads a device's answer. Returns a failure if it is an error or malformed."""
@@ -154,7 +154,7 @@ class FleetDevices:
         local, model = population.local, sent.models[tier]
         trained = population.select_learned(tier, model)
         changes = trained if local.remember is not None and local.infer_change is None else {}
-        answer = protocol.read_answer(content, model, changes, population.outputs)
+        answer = wire_format.read_answer(content, model, changes, population.outputs)
         if answer.change and is_finite(answer.weights) and not is_finite(answer.change):
             raise Malformed("the change of its memory is not finite")
         return Update(

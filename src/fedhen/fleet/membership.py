@@ -18,9 +18,9 @@ from fedhen.config.settings import Config
 from fedhen.errors import UserError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import write_json
-from fedhen.fleet import protocol
-from fedhen.fleet.messages import Messages
-from fedhen.fleet.protocol import Identity, Malformed
+from fedhen.fleet import wire_format
+from fedhen.fleet.exchange import Messages
+from fedhen.fleet.wire_format import Identity, Malformed
 from fedhen.runs.layout import FLEET
 
 IDENTIFY_TIMEOUT_SECONDS = 120.0
@@ -59,7 +59,7 @@ def read_saved_fleet(folder: Path) -> SavedFleet | None:
     if values is None:
         return None
     members = [
-        Member(protocol.read_fields(Identity, entry), int(untrusted.check_text(entry["node"])))
+        Member(wire_format.read_fields(Identity, entry), int(untrusted.check_text(entry["node"])))
         for entry in values["devices"]
     ]
     flower_run = int(untrusted.check_text(values.get("flower", "0")))
@@ -91,13 +91,13 @@ class Membership:
         now, timeout = time.monotonic(), IDENTIFY_TIMEOUT_SECONDS
         new = [n for n in self.online - self.identities.keys() if now - self.asked_at.get(n, -timeout) >= timeout]
         self.asked_at |= dict.fromkeys(new, now)
-        question = protocol.pack_question(self.config_text)
+        question = wire_format.pack_question(self.config_text)
         self.messages.send([(node, Message(question, node, MessageType.QUERY, ttl=timeout)) for node in new])
         for node, content in self.messages.collect():
             try:
                 if isinstance(content, str):
                     raise Malformed(content)
-                self.identities[node] = protocol.read_identity(content)
+                self.identities[node] = wire_format.read_identity(content)
                 self.readmit(node)
             except Malformed as error:
                 # It is asked again after the timeout: it may just have been restarted.

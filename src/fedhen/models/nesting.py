@@ -171,7 +171,8 @@ class _Plan:
 
 def _choose(tier: str, hidden: Tensor, own: Tensor | None, outputs: int | None) -> str | None:
     """Returns the default head: the model's own output where the model ends, if it has as many outputs."""
-    if hidden is own and outputs in (None, own.shape[-1]):
+    # An image is not an output, even if it is as wide as there are classes.
+    if hidden is own and hidden.dim() < 4 and outputs in (None, own.shape[-1]):
         return None
     return choose_head(tier, hidden)
 

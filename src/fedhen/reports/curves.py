@@ -154,7 +154,7 @@ class Chart:
         if furthest:
             panel.set_xlim(left=0)
         else:
-            panel.text(0.5, 0.5, self._excuse, transform=panel.transAxes, ha="center", color="0.4")
+            panel.text(0.5, 0.5, self._excuse(tier), transform=panel.transAxes, ha="center", color="0.4")
         _draw_targets(panel, self.comparison.metric, self.targets[tier].values)
         panel.set_title(f"{tier} model", fontsize=10)
         panel.set_xlabel(label)
@@ -168,10 +168,9 @@ class Chart:
         lower = "" if metric.higher_is_better else "\nlower is better"
         return f"test {metric.name}{unit} ({OWNER_NAMES[self.owner]}){lower}"
 
-    @property
-    def _excuse(self) -> str:
-        """Why a panel has no curve."""
-        some = any(map(is_evaluated, self.comparison.runs))
+    def _excuse(self, tier: str) -> str:
+        """Returns why the panel of a tier has no curve."""
+        some = any(is_evaluated(run) for run in self.comparison.runs if tier in run.tiers)
         return "no finite value" if some else "no evaluated round yet"
 
     def _plot(self, panel: Axes, method: str, curve: Line, size: float) -> Line2D:

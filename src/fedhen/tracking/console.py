@@ -59,7 +59,7 @@ class Lines(Silent):
 
     def __init__(self, rounds: Mapping[str, int], metric: MetricInfo = ACCURACY) -> None:
         self.paces = {name: Pace(number, metric) for name, number in rounds.items()}
-        self.width = max(map(len, rounds))
+        self.width = max(map(len, rounds), default=0)
         self.last_shown = -SECONDS_BETWEEN_LINES
 
     def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
@@ -142,7 +142,8 @@ class Pace:
         scored = {name: values for name, values in named.items() if values}
         if scored and self.metric.name not in scored:
             # The app of a fleet may have a task that its configuration does not name. Then the unit is not known.
-            self.metric = MetricInfo(next(iter(scored)))
+            name = next(iter(scored))
+            self.metric = ACCURACY if name == ACCURACY.name else MetricInfo(name)
         return scored.get(self.metric.name, {})
 
     @property

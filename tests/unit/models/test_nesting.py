@@ -271,3 +271,9 @@ def test_a_module_instead_of_a_function_is_refused() -> None:
     message = "tier 'simple': pass a function that builds the module, like lambda: model, not the module"
     with pytest.raises(UserError, match=message):
         Family({"simple": nn.Linear(2, 2)})
+
+
+def test_an_image_that_is_as_wide_as_there_are_classes_is_not_taken_for_an_output() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3, padding=1))
+    family = nest(model, {"simple": "0", "complex": "1"}, outputs=8, sample=torch.zeros(2, 1, 8, 8))
+    assert [tuple(z.shape) for z in family.build("complex")(torch.zeros(2, 1, 8, 8))] == [(2, 8), (2, 8)]

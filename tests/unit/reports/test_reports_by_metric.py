@@ -198,6 +198,9 @@ def test_values_that_are_not_finite_are_said_and_never_best() -> None:
         "1 of 2 not finite",
     )
     assert list_warnings(compare([good, never])) == []
+    alone = compare([never])
+    (panel,) = Chart(alone, choose_targets(alone), "devices", ROUNDS).figure(["simple"]).axes
+    assert [text.get_text() for text in panel.texts] == ["no finite value"]
 
 
 def test_runs_with_different_metrics_are_refused_in_one_line(tmp_path: Path) -> None:

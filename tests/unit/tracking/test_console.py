@@ -63,6 +63,15 @@ def test_a_metric_that_was_not_announced_is_shown_without_unit() -> None:
     pace = Pace(1, ACCURACY)
     pace.add(record(1, metrics={"rmse": both(0.5, 0.25)}), TIMING)
     assert pace.scores == "simple 0.5  complex 0.25"
+    pace = Pace(1, RMSE)
+    pace.add(record(1, accuracy=both(0.5, 0.25)), TIMING)
+    assert pace.scores == "simple 50.0 %  complex 25.0 %"
+
+
+def test_no_runs_are_shown_without_complaint() -> None:
+    """As for a command that finds all its runs finished."""
+    with Lines({}), Bars({}):
+        pass
 
 
 def test_percents_are_rounded_as_before_there_were_other_metrics() -> None:

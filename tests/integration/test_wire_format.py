@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from fedhen.config.settings import Config
 from fedhen.devices.population import assign_tiers
 from fedhen.errors import UserError
-from fedhen.fleet import membership, protocol
+from fedhen.fleet import membership, wire_format
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
 from fedhen.fleet.client import FleetClient
-from fedhen.fleet.protocol import Malformed, Order
 from fedhen.fleet.server import FleetRun, play
+from fedhen.fleet.wire_format import Malformed, Order
 from fedhen.runs.reader import read_run
 from support.fleets import fleet_config, play_fleet, play_grid, same_models, simulate
 from support.inside import grid
@@ -83,7 +83,7 @@ def test_a_node_without_the_configuration_gets_it_again_in_the_same_round(
 def test_a_node_that_always_asks_for_the_configuration_is_left_out(tmp_path: Path) -> None:
     chosen = fleet_config("fedhen", "plain", "rounds=1", "devices.active=6")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    inside.nodes[1000].app = spoiling(lambda content: protocol.pack_config_request())
+    inside.nodes[1000].app = spoiling(lambda content: wire_format.pack_config_request())
     with pytest.warns(UserWarning, match="a device failed"):
         (record,) = read_run(play_grid(inside, chosen, tmp_path / "fleet")).rounds
     assert record.failed == [0] and inside.config_texts().count(1000) == 2
@@ -91,7 +91,7 @@ def test_a_node_that_always_asks_for_the_configuration_is_left_out(tmp_path: Pat
 
 def test_a_configuration_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None:
     client = FleetClient(recipe_app(), {"tier": "simple", "device": 0, "state": str(tmp_path)}, 1)
-    order = Order("run", 1, 0, "simple", 1.0, 0, (1, 8, 8), 10, protocol.digest_of("rounds = 1"), "", "rounds = 2")
+    order = Order("run", 1, 0, "simple", 1.0, 0, (1, 8, 8), 10, wire_format.digest_of("rounds = 1"), "", "rounds = 2")
     with pytest.raises(Malformed, match="does not match its digest"):
         client.find_config(order)
     assert [*tmp_path.iterdir()] == []
@@ -203,8 +203,8 @@ ORDER = {
     ],
 )
 def test_records_are_checked_when_they_are_read(name: str, values: dict[str, Any], field: str, value: Any) -> None:
-    read: Callable[[RecordDict], object] = protocol.read_identity if name == "node" else protocol.read_order
-    whole = {"format": protocol.FORMAT, **values}
+    read: Callable[[RecordDict], object] = wire_format.read_identity if name == "node" else wire_format.read_order
+    whole = {"format": wire_format.FORMAT, **values}
     read(RecordDict({name: ConfigRecord(whole)}))
     for wrong in ({**whole, field: value}, {key: whole[key] for key in whole if key != field}, {**whole, "format": 1}):
         with pytest.raises(Malformed) as told:
@@ -230,18 +230,18 @@ LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.float64), "c": 
 
 def test_weights_are_unpacked_as_they_were_packed() -> None:
     sent = {"b": torch.tensor(2.5, dtype=torch.float64), "a": torch.randn(2, 3), "c": torch.zeros(0, 4)}
-    back = protocol.unpack_weights(protocol.pack_weights(sent), LIKE)
+    back = wire_format.unpack_weights(wire_format.pack_weights(sent), LIKE)
     assert [*back] == [*LIKE] and all(torch.equal(back[name], sent[name]) for name in LIKE)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 255), st.integers(0, 40))
 def test_altered_bytes_are_refused_or_have_the_right_shapes(place: int, byte: int, cut: int) -> None:
-    data = bytearray(protocol.pack_weights(LIKE)["weights"].data)
+    data = bytearray(wire_format.pack_weights(LIKE)["weights"].data)
     data[place % len(data)] = byte
     data = data[: len(data) - cut]
     record = ArrayRecord({"weights": Array("uint8", (len(data),), "safetensors", bytes(data))})
     try:
-        found = protocol.unpack_weights(record, LIKE)
+        found = wire_format.unpack_weights(record, LIKE)
     except Malformed as error:
         assert str(error).isprintable()
         return

@@ -1,4 +1,4 @@
-"""The wire protocol: messages between server and nodes as Flower records. Nothing received is trusted until validated.
+"""The wire format: how messages between server and nodes are coded as Flower records, and validated when received.
 
 Weights travel in the safetensors format, so nothing is unpickled. The receiver of weights expects certain names, types
 and shapes, and compares all of them before it builds a tensor.
