@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,15 @@ def test_a_table_with_a_column_that_names_the_device(here: Path, form: str) -> N
     assert trained.experiment.config.devices.number == DEVICES
     assert set(trained.accuracy["server"]) == {"simple", "complex"}
     assert settings_of(here / "run")["split.kind"] == "natural"
+
+
+@pytest.mark.slow
+def test_a_report_names_the_split_for_what_it_is(here: Path) -> None:
+    data = fedhen.from_table("people.csv", target="ill", by="user")
+    fedhen.train(small_family(), data, out="run", **SMALL)
     fedhen.report("run", out="report")
-    assert "natural" in Path("report/report.html").read_text()
+    shown = re.sub(r"<[^>]+>", " ", Path("report/report.html").read_text())
+    assert re.search(r"Split\s+natural", shown)
 
 
 def test_a_table_on_the_command_line(here: Path) -> None:
@@ -165,6 +173,7 @@ def error_of(arguments: list[str]) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_arrays_with_a_device_array(here: Path) -> None:
     x, y = np.random.default_rng(0).random((40, 8, 8), np.float32), np.arange(40) % 4
     np.savez("own.npz", x_train=x, y_train=y, x_test=x[:8], y_test=y[:8], device=np.repeat([3, 1, 2, 7], 10))
@@ -276,6 +285,18 @@ def test_no_test_data_at_all(here: Path) -> None:
         torch.equal(tensor, straight.model("complex").state_dict()[name])
         for name, tensor in resumed.model("complex").state_dict().items()
     )
+
+
+def test_a_table_without_test_rows_is_trained_and_resumed(here: Path) -> None:
+    """Its test targets are an empty array of numpy, unlike an empty slice of a tensor."""
+    numbers = {name: column for name, column in people().items() if name != "ill"} | {"height": np.arange(60.0)}
+    for table, target, task, outputs in (
+        ("people.csv", "ill", "classification", 3),
+        (numbers, "height", "regression", 1),
+    ):
+        data, family = fedhen.from_table(table, target, by="user", test_share=0), two_exits(2, outputs)
+        fedhen.train(family, data, out=task, task=task, **SMALL)
+        assert len(fedhen.resume(task, family=family, data=data, rounds=3, accelerator="cpu").rounds) == 3
 
 
 # One's own model, data and task from the command line

@@ -99,6 +99,9 @@ def _choose_inputs(columns: Columns, target: str, by: str, inputs: list[str]) ->
     for kind, name in (("target", target), *[("by", by)] * bool(by), *(("inputs", name) for name in inputs)):
         if name not in columns:
             raise unknown_name(f"column in {kind}", name, columns)
+    for name in inputs:
+        if name == target or inputs.count(name) > 1:
+            raise UserError(f"inputs names {name!r} twice" if name != target else f"inputs names the target, {name!r}")
     used = inputs or [name for name in columns if name not in (target, by) and not _is_split(name, columns)]
     if not used:
         raise UserError(f"it has no columns for the inputs beside {target!r}: add some")

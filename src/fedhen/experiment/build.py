@@ -175,7 +175,7 @@ def check_ranks_agree(config: Config, data: Data, server: TierModels, ranks: Ran
     seen = crc32(repr(config).encode())
     inputs = [tensor for each in (data.x, data.x_test) for tensor in list_tensors(each)]
     for tensor in (*inputs, data.y, data.y_test, *(pack(w) for w in server.values())):
-        seen = crc32(tensor.cpu().contiguous().view(torch.uint8).numpy().data, seen)
+        seen = crc32(tensor.cpu().contiguous().view(torch.uint8).numpy().data, seen) if tensor.numel() else seen
     for shard in data.shards:
         seen = crc32(shard.data, seen)
     if len(set(ranks.gather(seen))) > 1:

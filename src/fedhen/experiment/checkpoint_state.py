@@ -245,5 +245,7 @@ def _digest(tensors: Iterable[Tensor]) -> str:
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        # Tensors made of empty arrays have no strides that can be viewed as bytes.
+        if tensor.numel():
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()

@@ -125,6 +125,8 @@ def test_columns_of_arrays_are_inputs_by_name() -> None:
         ({}, {"target": "income"}, "unknown column in target 'income': choose from user, age, weight, ill"),
         ({}, {"by": "userid"}, "unknown column in by 'userid': did you mean 'user'?"),
         ({}, {"inputs": ["age", "size"]}, "unknown column in inputs 'size'"),
+        ({}, {"inputs": ["age", "age"]}, "inputs names 'age' twice"),
+        ({}, {"inputs": ["age", "ill"]}, "inputs names the target, 'ill'"),
         ({}, {"target": ""}, "which column is the target? choose data.target from user, age, weight, ill"),
         ({}, {"by": ""}, "column 'user' is text (like 'bob'): write it as numbers, or choose other columns"),
         ({"age": [1, 2, 3, 4, 5, ""]}, {}, "column 'age' has an empty cell"),
