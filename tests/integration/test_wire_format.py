@@ -186,7 +186,7 @@ def test_a_fleet_cannot_resume_a_simulated_run_nor_the_reverse(tmp_path: Path) -
 IDENTITY = {"tier": "simple", "samples": 3, "name": "one", "place": -1}
 ORDER = {
     **{"run": "run", "round": 1, "device": 0, "tier": "simple", "omega": 0.5, "memory": 0, "inputs": [1, 8, 8]},
-    **{"classes": 10, "config_digest": "0" * 64, "config_text": ""},
+    **{"classes": 10, "config_digest": "0" * 64, "fixed_digest": "", "config_text": ""},
 }
 
 
@@ -199,6 +199,7 @@ ORDER = {
         *(("order", ORDER, "round", value) for value in (0, "1", 1.0)),
         *(("order", ORDER, "inputs", value) for value in ([0], ["1"], 8)),
         *(("order", ORDER, "omega", value) for value in (-1.0, float("nan"), "1")),
+        *(("order", ORDER, "fixed_digest", value) for value in (0, "../fixed", "0" * 63)),
         *(("order", ORDER, "config_digest", value) for value in ("", "../config", "0" * 63, "G" * 64)),
     ],
 )

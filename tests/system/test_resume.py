@@ -151,7 +151,8 @@ def test_a_long_round_is_abandoned_without_a_trace(forks: Forks, tmp_path: Path)
     assert count_rounds(folder) == 4 and "stopped after round 4" in log.read_text()
     assert (folder / "checkpoints" / "round-000004.json").is_file()
     (tmp_path / "told").unlink()
-    again = in_the_long_round(["resume", str(folder)])
+    resume = ["resume", str(folder), "--method", f"{tmp_path / 'mine.py'}:MINE"]
+    again = in_the_long_round(resume)
     again.kill(signal.SIGINT)
     while not (tmp_path / "told").exists():
         assert not again.ended(), log.read_text()
@@ -159,10 +160,10 @@ def test_a_long_round_is_abandoned_without_a_trace(forks: Forks, tmp_path: Path)
     again.kill(signal.SIGINT)
     assert again.wait() == 130 and log.read_text() == "fedhen: stopped\n", "a second Ctrl-C ends at once"
     slow.unlink()
-    assert forks.run(["resume", str(folder), "--quiet"], log)[0] == 0
+    assert forks.run([*resume, "--quiet"], log)[0] == 0
     assert same_run(whole, folder)
     (tmp_path / "mine.py").write_text(SLOW + "\n")
-    code, said = forks.run(["resume", str(folder), "--rounds", "14"], log)
+    code, said = forks.run([*resume, "--rounds", "14"], log)
     assert code == 2 and "the method's file" in said
 
 

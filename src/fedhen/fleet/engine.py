@@ -45,6 +45,8 @@ class FleetDevices:
         """Tier -> the weights that no device trains, if there are any. They travel with the configuration."""
         self.has_config: set[int] = set()
         """Nodes that have answered an order of this process, and so were sent the text of the configuration."""
+        self.has_fixed: set[int] = set()
+        """Nodes that were sent the weights that no device trains."""
         self.merged: dict[int, int] | None = None
         """Device -> the last round whose update was merged. Read from the records only before the first round."""
 
@@ -56,8 +58,8 @@ class FleetDevices:
         end = time.monotonic() + self.population.config.fleet.deadline_seconds
         if self.merged is None:
             self.merged = self.read_merged(round_number)
-            # They were sent it before this server was started, and ask for it if they have lost it.
-            self.has_config |= {self.membership.members[device].node for device in self.merged}
+            # They were sent them before this server was started, and ask for them if they have lost them.
+            self.has_fixed |= {self.membership.members[device].node for device in self.merged}
         messages: Messages[int] = Messages(self.membership.grid)
         self.membership.update()
         there = [device for device in active if self.membership.node_of(device) is not None]
@@ -70,10 +72,12 @@ class FleetDevices:
                 if wire_format.is_config_request(content) and device not in asked_again:
                     asked_again.add(device)
                     self.has_config.discard(self.membership.members[device].node)
+                    self.has_fixed.discard(self.membership.members[device].node)
                     yield from self.send_orders(messages, round_number, sent, [device])
                     continue
                 if not isinstance(content, str):
                     self.has_config.add(self.membership.members[device].node)
+                    self.has_fixed.add(self.membership.members[device].node)
                 reply = self.read_reply(device, content, sent)
                 # An update that will be dropped must not end the round for the others.
                 if isinstance(reply, Update) and is_finite(reply.weights):
@@ -130,7 +134,7 @@ class FleetDevices:
                 fixed_digest=wire_format.digest_of(wire_format.content_of(fixed)) if fixed is not None else "",
                 config_text="" if node in self.has_config else self.config_text,
             )
-            fixed = None if node in self.has_config else fixed
+            fixed = None if node in self.has_fixed else fixed
             content = wire_format.pack_order(order, models[tier], means[tier], fixed)
             ttl = config.fleet.deadline_seconds + TTL_SLACK_SECONDS
             found.append((device, Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_number))))

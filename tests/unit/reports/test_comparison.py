@@ -57,11 +57,11 @@ def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
     comparison = compare(runs)
     assert {name: [run.seed for run in each] for name, each in comparison.by_method.items()} == {
         "noside": [0, 1],
-        "noside (lr=0.2)": [0, 1],
+        "noside (training.lr=0.2)": [0, 1],
     }
     table = make_cost_table(comparison, choose_targets(comparison, {"simple": [80.0]}), "devices", ROUNDS)
     # There is no gain over a method's own variants.
-    assert table.columns == ("Accuracy", "noside (n = 2)", "noside (lr=0.2) (n = 2)")
+    assert table.columns == ("Accuracy", "noside (n = 2)", "noside (training.lr=0.2) (n = 2)")
     assert table.groups[0].rows[0][1:] == ("5.0 ± 1.4", "2.5 ± 0.7")
     told = [text for text in list_warnings(comparison) if not text.startswith("Unfinished")]
     assert told == [
@@ -70,7 +70,7 @@ def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
     ]
     # Variants are found within each method, and differences between methods are still reported.
     with_hero = compare([*runs, variant({1: 0.8}, method="fedhen", training={"lr": 0.3, "clip": 5.0})])
-    assert with_hero.methods == ("fedhen", "noside", "noside (lr=0.2)")
+    assert with_hero.methods == ("fedhen", "noside", "noside (training.lr=0.2)")
     assert with_hero.others == with_hero.methods[1:]
     said = "\n".join(list_warnings(with_hero))
     assert "training.clip is 5.0 or 10.0" in said and "training.lr is 0.3 or 0.1." in said
