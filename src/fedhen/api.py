@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedhen.algorithm.methods import Method, load_method
@@ -18,6 +20,7 @@ from fedhen.config.settings import OWN
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root
+from fedhen.devices.population import check_exit, check_task
 from fedhen.distributed import process_group
 from fedhen.engines.scoring import Pass, Scoring
 from fedhen.errors import UserError, unknown_name
@@ -202,7 +205,9 @@ def load(run: PathLike, tier: str, kind: str = "server", *, family: Family | Non
     if tier not in config.tiers:
         raise unknown_name("tier", tier, config.tiers)
     saved = read_model(folder, _check_kind(kind, config), tier)
-    family = family or make_family(config, saved.inputs, saved.classes)
+    if family is None:
+        saved.check_size()
+        family = make_family(config, saved.inputs, saved.classes)
     return build_ready_module(family, tier, saved.weights, saved.exits)
 
 
@@ -222,6 +227,8 @@ def evaluate(
     task = task or make_task(config.task)
     if not len(data.y_test):
         raise UserError("there is no test data to score the models on")
+    build.check_named_task(task, config)
+    check_task(task, data, config)
     data = data.to(choose_device(accelerator))
     batch_size = config.evaluation.batch_size
     scores: dict[str, dict[str, float]] = {
@@ -230,7 +237,11 @@ def evaluate(
     for kind in scores:
         for tier in config.tiers:
             saved = read_model(folder, kind, tier)
-            family = family or make_family(config, data.shape, saved.classes)
+            if family is None:
+                saved.check_size()
+                family = make_family(config, data.shape, saved.classes)
+            inputs, targets = data.to(torch.device("cpu")).in_type_of(family.build(tier)).sample()
+            family.check(inputs, partial(check_exit, task, targets, data.classes or saved.classes))
             module = build_ready_module(family, tier, saved.weights, saved.exits).to(data.device)
             fitting = data.in_type_of(module)
             module = apply_image_layout(module, fitting.sample()[0], FULL, config.training.batch_size)

@@ -309,6 +309,9 @@ def test_tied_weights_are_sent_once(tmp_path: Path) -> None:
     loaded = fedhen.load(tmp_path / "run", "complex", family=built)
     assert loaded.exit.weight is loaded.words.weight  # type: ignore[union-attr]
     assert fedhen.evaluate(tmp_path / "run", family=built, data=data) == run.metrics["perplexity"]
+    with pytest.warns(UserWarning, match=r"not in initial, so they start as built: deep.weight, deep.bias"):
+        started = built.start_from({"exit.weight": torch.full((5, 3), 0.125)})
+    assert torch.equal(started.initial(0)["words.weight"], torch.full((5, 3), 0.125)), "its second name is taken too"
 
 
 def test_a_start_from_given_weights(tmp_path: Path) -> None:
@@ -362,3 +365,66 @@ def test_the_loss_of_regression_is_the_mean_squared_error() -> None:
     )
     # The errors are −2 and −3, so that the slope is 2·(−2·1 − 3·2)/2 = −8.
     assert float(run.model("only").state_dict()["w"]) == pytest.approx(1.8)
+
+
+def test_an_enormous_metric_ends_no_run(tmp_path: Path) -> None:
+    """A finite number of any size is recorded; an own metric called accuracy need not be a share."""
+    x, x_test = inputs(60, 0), inputs(20, 1)
+    data = fedhen.arrays(x, x.sum(1), x_test, x_test.sum(1) * 1e15)
+    out = tmp_path / "run"
+    run = fedhen.train(family(1), data, task={"name": "regression", "metrics": ["mse"]}, out=out, **SMALL)
+    assert run.metrics["mse"]["server"]["simple"] > 1e29
+    more = fedhen.resume(out, family=family(1), data=data, rounds=4)
+    assert len(more.rounds) == 4
+
+
+class Percent(Task):
+    name = "percent"
+    metrics = (make_mean_metric("accuracy", lambda output, y: 100.0 * (output.argmax(1) == y)),)
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(output, targets)
+
+
+def test_a_metric_of_ones_own_called_accuracy_need_not_be_a_share(tmp_path: Path) -> None:
+    x, x_test = inputs(60, 0), inputs(20, 1)
+    data = fedhen.arrays(x, (x[:, 0] > 0).long(), x_test, (x_test[:, 0] > 0).long())
+    run = fedhen.train(family(2), data, task=Percent(), out=tmp_path / "run", **SMALL)
+    assert run.metrics["accuracy"]["server"]["simple"] > 1
+    assert fedhen.evaluate(tmp_path / "run", family=family(2), data=data, task=Percent()) == run.metrics["accuracy"]
+    with pytest.raises(UserError, match="the run's task is 'python', and another one was passed: 'classification'"):
+        fedhen.evaluate(tmp_path / "run", family=family(2), data=data, task=fedhen.tasks.Classification())
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "message"),
+    [
+        ("language-modelling", torch.full((30, 2), 7), "with a vocabulary of at least 8"),
+        ("segmentation", torch.full((30, 2, 2), 5), "with at least 6 classes"),
+        ("segmentation", torch.full((30, 2, 2), -1), "class -1 is below 0"),
+    ],
+)
+def test_targets_that_a_model_has_no_output_for_are_refused(task: str, targets: Tensor, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fedhen.train(family(*SHAPES[task]), fedhen.arrays(inputs(30, 0), targets), task=task, **SMALL)
+
+
+def test_an_own_task_is_tried_before_the_first_round() -> None:
+    class NoMean(Percent):
+        def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+            return functional.cross_entropy(output, targets, reduction="none")
+
+    x = inputs(30, 0)
+    with pytest.raises(UserError, match=r"task 'percent' fails on two examples: ValueError: the loss has shape \(2,\)"):
+        fedhen.train(family(2), fedhen.arrays(x, (x[:, 0] > 0).long()), task=NoMean(), **SMALL)
+
+
+def test_initial_weights_that_are_not_finite_are_refused() -> None:
+    x = inputs(30, 0)
+    with pytest.raises(UserError, match=r"initial: weight 'body.weight' holds NaN or infinity"):
+        fedhen.train(
+            family(2),
+            fedhen.arrays(x, (x[:, 0] > 0).long()),
+            initial={"body.weight": torch.full((6, 4), float("nan"))},
+            **SMALL,
+        )

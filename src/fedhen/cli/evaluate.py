@@ -10,8 +10,10 @@ from typing import Any
 from fedhen.cli.options import add_data_dir
 from fedhen.cli.own_parts import add_own_parts_again, check_again, load_own_parts
 from fedhen.cli.report import find_run_folders
+from fedhen.config import toml
 from fedhen.config.settings import ACCELERATORS
 from fedhen.errors import UserError
+from fedhen.runs.folders import find_config
 from fedhen.runs.reader import read_run
 from fedhen.runs.records import ACCURACY, MetricInfo
 
@@ -36,7 +38,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
         raise UserError(f"{options.run_folder} has no recorded {run.metric.name} to compare with")
     from fedhen.api import evaluate
 
-    check_again(options)
+    check_again(options, toml.read_toml(find_config(options.run_folder)))
     own = load_own_parts(options)
     scores = evaluate(
         options.run_folder,

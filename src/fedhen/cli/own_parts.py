@@ -123,7 +123,11 @@ def fits_devices(options: argparse.Namespace) -> bool:
     return not (isinstance(tiers, list) or are_counts(tiers) or (isinstance(devices, dict) and "number" in devices))
 
 
-def check_again(options: argparse.Namespace) -> None:
-    """Refuses --data that is a path, in commands that read the data which the run names."""
+def check_again(options: argparse.Namespace, config: Config) -> None:
+    """Refuses options that are not the run's own: --data that is a path, a family or a task that it does not name."""
+    for part, named in (("family", config.model.family), ("task", config.task.name)):
+        given = getattr(options, part)
+        if given is not None and (resolve_reference(given) if is_reference(given) else given) != named:
+            raise UserError(f"--{part} {given}: the run's {part} is {named}")
     if options.data is not None and not is_reference(options.data):
         raise UserError(f"--data {options.data}: name data of your own as FILE.py:NAME; other data is found by itself")

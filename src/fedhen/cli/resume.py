@@ -54,7 +54,7 @@ def resume_command(options: argparse.Namespace) -> int:
     ranks = process_group.join(choose_device(options.accelerator))
     # Rank 0 reads the folder, because the other ranks may not see it.
     config = toml.parse_toml(ranks.first(lambda: toml.to_toml(read_resumable(folder, options.rounds))))
-    check_again(options)
+    check_again(options, config)
     method = load_method(choose_method(config, options.method), find_files(options))
     options.resume = True
     played = train_all([Job(config.method, "", config, method)], options, lambda: [folder])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,8 @@ def from_table(
     """
     label = str(table) if isinstance(table, str | PathLike) else "the table"
     try:
+        if not 0 <= test_share < 1:
+            raise UserError(f"test_share is {test_share}: it must be at least 0 and below 1")
         return _make_data(_read_columns(table), target, by, test, list(inputs), test_share, seed)
     except UserError as error:
         raise UserError(f"{label}: {error}") from None
@@ -136,11 +140,17 @@ def _find_owners(column: Array, by: str) -> Index:
         raise UserError(f"column {by!r} is empty in row {empty[0]}: say which device it belongs to, or remove the row")
     distinct = set(values)
     try:
-        order = sorted(distinct, key=lambda value: (float(value), str(value)))
+        order = sorted(distinct, key=lambda value: (_finite(value), str(value)))
     except (TypeError, ValueError):
         order = sorted(distinct, key=str)
     places = {value: place for place, value in enumerate(order)}
     return np.array([places[value] for value in values], np.int64)
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{value} has no place in an order")
+    return number
 
 
 def _read_targets(train: Array, test: Array, name: str) -> tuple[int | None, list[Array]]:
@@ -179,12 +189,16 @@ def _is_text(column: Array) -> bool:
 
 def _as_numbers(column: Array) -> Array | None:
     """Returns a column of text as whole numbers or floats, or None if it is not of numbers."""
-    for kind in (np.int64, np.float64):
-        try:
-            return column.astype(kind)
-        except (TypeError, ValueError, OverflowError):
-            continue
-    return None
+    try:
+        numbers = column.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    with suppress(TypeError, ValueError, OverflowError):
+        # Of objects like decimals it would cut off what is behind the point.
+        whole = column.astype(np.int64)
+        if np.array_equal(whole.astype(np.float64), numbers):
+            return whole
+    return numbers
 
 
 def _numbers(column: Array, name: str) -> Array:

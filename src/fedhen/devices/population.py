@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -123,7 +124,7 @@ def make_population(
     check_task(task, data, config)
     if not checked:
         inputs, targets = data.to(torch.device("cpu")).sample()
-        family.check(inputs, lambda output: task.check_output(output, targets, data.classes))
+        family.check(inputs, partial(check_exit, task, targets, data.classes or outputs))
     for name in config.objective.exit_weights:
         if name not in family.tiers:
             raise unknown_name("exit in objective.exit_weights", name, family.tiers)
@@ -143,6 +144,14 @@ def make_population(
         outputs=outputs or data.classes,
         first=first,
     )
+
+
+def check_exit(task: Task, targets: Tensor, classes: int, output: Tensor) -> str:
+    """Returns which shape the output of an exit should have, or "" if it fits. Tries the task on it."""
+    wrong = task.check_output(output, targets, classes)
+    if not wrong:
+        task.try_on(output, targets)
+    return wrong
 
 
 def check_task(task: Task, data: Data, config: Config) -> None:

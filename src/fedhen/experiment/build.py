@@ -15,6 +15,7 @@ from fedhen.algorithm.methods import Method, load_method
 from fedhen.algorithm.sampling import Activate, make_sampler
 from fedhen.algorithm.server_optimizers import make_server_optimizer
 from fedhen.config.settings import OWN, Config, DataConfig
+from fedhen.config.validation import from_mapping
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.inputs import list_tensors
@@ -35,7 +36,7 @@ from fedhen.models.model_files import read_initial_weights
 from fedhen.models.registry import make_family
 from fedhen.params import TierModels, count_bytes, pack, select
 from fedhen.tasks import Task
-from fedhen.tasks.registry import make_task
+from fedhen.tasks.registry import TASKS, describe_task, make_task
 
 
 def build_experiment(
@@ -106,6 +107,8 @@ def build_population(
     config: Config, method: Method, data: Data, family: Family | None = None, task: Task | None = None
 ) -> Population:
     """Deals the data to the devices, builds the model family, and checks that all of it fits together."""
+    if task is not None:
+        check_named_task(task, config)
     task = task or make_task(config.task)
     check_task(task, data, config)
     if data.shards and len(data.shards) != config.devices.number:
@@ -125,6 +128,14 @@ def build_population(
     tier_of = assign_tiers(config)
     omega = compute_omega([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
     return make_population(config, family, method, data, tier_of=tier_of, omega=omega, task=task, outputs=outputs)
+
+
+def check_named_task(task: Task, config: Config) -> None:
+    """Raises a UserError if a task is not the one that the configuration names."""
+    found, named = describe_task(task), config.task.name
+    ours = found["name"] != OWN
+    if ours != (named in TASKS) or (ours and from_mapping({"task": found}, config).task != config.task):
+        raise UserError(f"the run's task is {named!r}, and another one was passed: {task.name!r}")
 
 
 def start_experiment(

@@ -12,6 +12,7 @@ from fedhen.devices.population import Population
 from fedhen.engines.scoring import Pass, Reading, Score
 from fedhen.models.family import Family
 from fedhen.params import TierModels, distance
+from fedhen.tasks import Classification
 
 
 def score_models(population: Population, score: Score, models: Mapping[str, TierModels]) -> dict[str, Any]:
@@ -24,11 +25,13 @@ def score_models(population: Population, score: Score, models: Mapping[str, Tier
     sums = sum_metrics(population, score, models)
     together = [metrics[0]] if population.config.evaluation.ensemble else []
     values = [
-        {owner: {tier: _finite(metric.value(sums[owner, tier][place])) for tier in server} for owner in models}
+        {owner: {tier: _finite(float(metric.value(sums[owner, tier][place]))) for tier in server} for owner in models}
         for place, metric in enumerate([*metrics, *together])
     ]
     named = dict(zip((metric.name for metric in metrics), values, strict=False))
-    found: dict[str, Any] = {"accuracy": named.pop("accuracy")} if "accuracy" in named else {}
+    # Only classification's own: another metric of that name need not be a share.
+    has_accuracy = isinstance(population.task, Classification) and "accuracy" in named
+    found: dict[str, Any] = {"accuracy": named.pop("accuracy")} if has_accuracy else {}
     found |= {"ensemble": values[-1]} if together else {}
     found |= {"metrics": named} if named else {}
     return {**found, "distance": {tier: distance(server[tier], server[deepest]) for tier in shallower}}

@@ -18,7 +18,6 @@ from fedhen.fileio.background import BackgroundTask
 from fedhen.interrupts import RoundAbandoned, RunStopped, StopRequest
 from fedhen.models.model_files import save_models
 from fedhen.runs.layout import resume_command
-from fedhen.runs.records import RoundRecord, parse_record
 from fedhen.runs.writer import RunWriter, explain_write_errors, write_device_errors
 from fedhen.tasks import Metric
 from fedhen.tasks.registry import describe_metrics
@@ -184,7 +183,7 @@ class RunKeeper:
 def make_summary(experiment: Experiment, records: list[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
     """Returns the summary of a run: its settings, the final and best values of its primary metric, and totals."""
     config, metric = experiment.config, experiment.population.task.scores[0]
-    found = (parse_record(RoundRecord, record).values(metric.name) for record in records)
+    found = ({"accuracy": record.get("accuracy"), **record.get("metrics", {})}.get(metric.name) for record in records)
     # There may be no test data.
     scored = [values for values in found if values]
     final = scored[-1] if scored else {}

@@ -97,15 +97,24 @@ class Family:
     def start_from(self, weights: Mapping[str, Tensor]) -> Family:
         """Returns the family with these weights to start from: all, or some. Warns of those that are missing."""
         with seeds.randomness(0, "initial weights"):
-            expected = shapes_of(weights_of(self.whole()))
+            whole = self.whole()
+        expected = shapes_of(weights_of(whole))
+        first = {parameter: name for name, parameter in whole.named_parameters()}
+        # A tied weight is known by its first name, and files may have it under another.
+        tied = {name: first[p] for name, p in whole.named_parameters(remove_duplicate=False)}
+        weights = {**{tied.get(name, name): tensor for name, tensor in weights.items()}, **weights}
         for name, tensor in weights.items():
             if name not in expected:
                 raise unknown_name("weight in initial", name, expected)
+            if not isinstance(tensor, Tensor):
+                raise UserError(f"initial: weight {name!r} is a {type(tensor).__name__}: pass tensors")
+            if not bool(torch.isfinite(tensor).all()):
+                raise UserError(f"initial: weight {name!r} holds NaN or infinity")
             if tuple(tensor.shape) != expected[name]:
                 raise UserError(
                     f"initial: weight {name!r} has shape {tuple(tensor.shape)}, and the model's has {expected[name]}"
                 )
-        if missing := [name for name in expected if name not in weights]:
+        if missing := [name for name in expected if tied.get(name, name) not in weights]:
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             warnings.warn(f"not in initial, so they start as built: {', '.join(missing[:5])}{more}", stacklevel=2)
         return replace(self, start={name: tensor.detach().cpu() for name, tensor in weights.items()})

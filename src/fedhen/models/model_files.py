@@ -61,6 +61,12 @@ class SavedModel:
     """The shape of one input."""
     classes: int
 
+    def check_size(self) -> None:
+        """Raises a UserError if a module that is built from these metadata could be far too large."""
+        if max(self.inputs, default=0) > LARGEST_SIDE or self.classes > count_elements(self.weights):
+            found = f"inputs of shape {self.inputs} and {self.classes} classes"
+            raise UserError(f"the saved model is damaged: {found} do not fit its weights")
+
 
 def read_model(folder: Path, kind: str, tier: str) -> SavedModel:
     """Reads a model of a run folder. Raises a UserError if the file is missing or damaged."""
@@ -94,10 +100,6 @@ def _check(weights: Weights, about: Any) -> SavedModel:
         [untrusted.check_int(n, 1) for n in about["inputs"]],
     )
     classes = untrusted.check_int(about["classes"], 1)
-    if max(inputs, default=0) > LARGEST_SIDE:
-        raise ValueError(f"inputs of shape {inputs}")
-    if classes > count_elements(weights):
-        raise ValueError(f"{classes} classes are more than the weights")
     return SavedModel(weights, exits, tuple(inputs), classes)
 
 

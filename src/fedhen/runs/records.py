@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
@@ -17,6 +18,8 @@ Scores = dict[str, dict[str, Share]]
 Values = dict[str, dict[str, float | None]]
 """Owner ("devices" or "server") -> tier -> a metric; None if it is not finite."""
 
+LONGEST_NAME = 100
+"""Characters of a metric's name and unit together."""
 Record = TypeVar("Record")
 
 
@@ -52,7 +55,7 @@ class RoundRecord:
     def values(self, metric: str) -> Values:
         """Returns the values of a metric; empty if it was not recorded in this round."""
         found: Values = {owner: dict(tiers) for owner, tiers in self.accuracy.items()}
-        return found if metric == ACCURACY.name else self.metrics.get(metric, {})
+        return found if metric == ACCURACY.name and found else self.metrics.get(metric, {})
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,12 @@ class MetricInfo:
     """"%" for a share between 0 and 1, which is shown in percent; else the unit to show, or none."""
     direction: str = "higher"
     """"higher" or "lower": which values are better."""
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("higher", "lower"):
+            raise ValueError(f"the direction of metric {self.name!r} is {self.direction!r}")
+        if not (self.name + self.unit).isprintable() or len(self.name + self.unit) > LONGEST_NAME:
+            raise ValueError(f"{self.name[:40]!r} cannot be the name of a metric")
 
     @property
     def higher_is_better(self) -> bool:
@@ -207,4 +216,5 @@ def _parse(hint: Any, value: Any) -> Any:
 
 
 def _check_float(value: Any) -> float:
-    return check_number(value, least=-MOST)
+    # A metric or a loss may be any finite number.
+    return check_number(value, -sys.float_info.max, sys.float_info.max)

@@ -32,7 +32,7 @@ class Metric:
         unit: "%" if it is a share between 0 and 1, which reports show in percent; else the unit to show, or "".
 
     Example:
-        The largest error::
+        The mean error::
 
             Metric("bias", lambda output, y: torch.stack([(output - y).sum(), torch.tensor(len(y))]),
                    lambda sums: float(sums[0] / sums[1]), higher_is_better=False)
@@ -117,6 +117,8 @@ def read_torchmetric(metric: Any) -> Metric:
     All its states must be reduced by a sum, so that they merge exactly.
     """
     name = type(metric).__name__
+    if not hasattr(metric, "_reductions"):
+        raise UserError(f"{name} is not a metric: name one, or pass a fedhen.tasks.Metric or one of torchmetrics")
     for state, reduction in metric._reductions.items():
         tensor = getattr(metric, state)
         if getattr(reduction, "__name__", "") != "dim_zero_sum" or not isinstance(tensor, Tensor):

@@ -277,11 +277,12 @@ class LanguageModelling(Task):
         return "" if not len(kept) or int(kept.min()) >= 0 else f"token {int(kept.min())} is below 0"
 
     def check_output(self, output: Tensor, targets: Tensor, classes: int) -> str:
-        fits = output.dim() == 3 and output.shape[:2] == targets.shape
-        return "" if fits else f"{(*targets.shape, 'vocabulary')}"
+        fits = output.dim() == 3 and output.shape[:2] == targets.shape and output.shape[2] >= classes
+        return "" if fits else f"{(*targets.shape, 'vocabulary')}, with a vocabulary of at least {classes}"
 
     def count_outputs(self, targets: Tensor, classes: int) -> int:
-        return 1 + int(targets[self._counts(targets)].max())
+        kept = targets[self._counts(targets)]
+        return 1 + int(kept.max()) if len(kept) else 1
 
     def log_probabilities(self, output: Tensor) -> Tensor:
         return functional.log_softmax(output.flatten(0, -2), dim=1)
@@ -329,14 +330,16 @@ class Segmentation(Task):
         if not _is_whole(targets) or targets.dim() < 2:
             found = f"{_name_of(targets.dtype)} of shape {tuple(targets.shape)}"
             return f"targets must be a class for each pixel, (examples, height, width), found {found}"
-        return ""
+        kept = targets[targets != self.padding]
+        return "" if not len(kept) or int(kept.min()) >= 0 else f"class {int(kept.min())} is below 0"
 
     def check_output(self, output: Tensor, targets: Tensor, classes: int) -> str:
-        fits = (len(output), *output.shape[2:]) == tuple(targets.shape)
-        return "" if fits else f"{(len(targets), 'classes', *targets.shape[1:])}"
+        fits = (len(output), *output.shape[2:]) == tuple(targets.shape) and output.shape[1] >= classes
+        return "" if fits else f"{(len(targets), 'classes', *targets.shape[1:])}, with at least {classes} classes"
 
     def count_outputs(self, targets: Tensor, classes: int) -> int:
-        return 1 + int(targets[targets != self.padding].max())
+        kept = targets[targets != self.padding]
+        return 1 + int(kept.max()) if len(kept) else 1
 
     def log_probabilities(self, output: Tensor) -> Tensor:
         return functional.log_softmax(output.movedim(1, -1).flatten(0, -2), dim=1)

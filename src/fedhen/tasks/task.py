@@ -7,7 +7,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import UserError, one_line, unknown_name
 from fedhen.tasks.metrics import Metric, read_metrics
 
 
@@ -67,6 +67,20 @@ class Task:
         """Returns the metrics that can be chosen by name, the default first."""
         return {}
 
+    def try_on(self, output: Tensor, targets: Tensor) -> None:
+        """Computes loss and metrics of two examples. Raises a UserError of one line if that fails."""
+        try:
+            loss = self.loss(output, targets)
+            if loss.dim():
+                raise ValueError(f"the loss has shape {tuple(loss.shape)}: return its mean")
+            for metric in self.scores:
+                metric.sums(output, targets).double()
+        except UserError:
+            raise
+        except Exception as error:  # A user's task may raise anything.
+            reason = one_line(f"{type(error).__name__}: {error}")[:200]
+            raise UserError(f"task {self.name!r} fails on two examples: {reason}") from error
+
     @cached_property
     def scores(self) -> tuple[Metric, ...]:
         """The metrics, the primary one first. Raises a UserError for a name that is not known."""
@@ -74,6 +88,8 @@ class Task:
         for name in self.metrics:
             if isinstance(name, str) and name not in known:
                 raise unknown_name(f"metric of {self.name}", name, known)
+            if isinstance(name, Metric) and name.name in known:
+                raise UserError(f"{self.name} has a metric {name.name!r}: give yours another name")
         found = read_metrics(
             [known[each] if isinstance(each, str) else each for each in self.metrics or list(known)[:1]]
         )

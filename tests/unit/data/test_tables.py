@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,20 @@ def test_devices_of_an_npz_file_that_do_not_fit_are_one_line(tmp_path: Path, dev
     assert says in str(error.value) and str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
     with pytest.raises(UserError, match="lacks user: it needs x_train, y_train, x_test, y_test, user"):
         read_own_data(path, DataConfig(by="user"))
+
+
+def test_decimals_keep_what_is_behind_the_point_and_owners_have_one_order() -> None:
+    data = fedhen.from_table(
+        {
+            "x": np.array([Decimal("1.5"), Decimal("2.75")], object),
+            "y": np.array([0, 1]),
+            "who": np.array(["nan", "1"]),
+        },
+        "y",
+        by="who",
+        test_share=0.0,
+    )
+    assert data.x[:, 0].tolist() == [1.5, 2.75]
+    assert [shard.tolist() for shard in data.shards] == [[1], [0]], "by letter, since nan has no place among numbers"
+    with pytest.raises(UserError, match="test_share is 2: it must be at least 0 and below 1"):
+        fedhen.from_table({"x": np.arange(4.0), "y": np.arange(4)}, "y", test_share=2)
