@@ -195,7 +195,8 @@ def started(code: str, **more: Any) -> subprocess.Popen[str]:
         [sys.executable, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
     )
     assert process.stdin is not None
-    process.stdin.write(SCRIPT + code)
+    # What starts the tests may ignore Ctrl-C, and children inherit that.
+    process.stdin.write("import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + SCRIPT + code)
     process.stdin.close()
     return process
 
