@@ -2,12 +2,13 @@
 # make quick   the tests of a second or two each, in one process: under a minute on two cores
 # make test    all tests          make check    format, lint and types          make format    mend the format
 # make torture kill runs 200 times, and compare them with runs that were left alone
+# make executorch  the tests of ExecuTorch files, in an environment of their own (.venv-executorch)
 # make docs    rewrite the README's tree of packages and the table of settings from the code
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo quick test check format torture docs wheel clean
+.PHONY: demo quick test executorch check format torture docs wheel clean
 
 demo: .venv/demo
 	$(BIN)/fedhen compare digits
@@ -17,6 +18,10 @@ quick: .venv/ready
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# ExecuTorch needs one torch exactly, and brings many packages.
+executorch: .venv-executorch/ready
+	.venv-executorch/bin/python -m pytest tests/integration/test_export_executorch.py
 
 check: .venv/ready
 	$(BIN)/ruff format --check .
@@ -38,7 +43,7 @@ wheel: .venv/ready
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-executorch build dist
 
 .venv/demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -49,4 +54,10 @@ clean:
 
 .venv/ready: .venv/demo
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+.venv-executorch/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-executorch
+	.venv-executorch/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[executorch]' pytest hypothesis
 	@touch $@

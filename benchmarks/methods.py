@@ -1,6 +1,7 @@
 """Every method on the digits: rounds to target, final accuracy and bytes, over five seeds.
 
-    python benchmarks/methods.py [--tiers 2,4] [--seeds 0,1,2,3,4] [--methods fedhen,noside] [--out DIR] [--jobs N]
+    python benchmarks/methods.py [--tiers 2,4] [--splits iid,dirichlet] [--seeds 0,1,2,3,4] [--methods fedhen,noside]
+                                 [--out DIR] [--jobs N] [--accelerator cuda]
 
 Runs what is missing under --out, as many processes at a time as there are cores, and prints one Markdown table for each
 setting. What is finished is not run again. With --json FILE the numbers behind the tables are written there.
@@ -57,7 +58,8 @@ def train(options: argparse.Namespace, recipe: str, split: str, method: str, see
             "--rounds",
             str(options.rounds),
         ]
-        how = ["--out", str(folder), "--force", "--quiet", "--accelerator", "cpu", "--set", "runtime.workers=1"]
+        how = ["--run-dir", str(folder), "--overwrite", "--quiet", "--accelerator", options.accelerator]
+        how += ["--set", "runtime.workers=1", "--set", "runtime.precision=fp32"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run(
             [sys.executable, "-m", "fedhen", "run", *what, *how], check=True, env=environment, stdout=subprocess.DEVNULL
@@ -104,16 +106,19 @@ def main() -> None:
     parser.add_argument("--out", default="runs/methods")
     parser.add_argument("--methods", help="only these rows, with commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--splits", default=",".join(SPLITS))
+    parser.add_argument("--accelerator", choices=("cpu", "cuda"), default="cpu", help="in fp32 on both")
     parser.add_argument("--json")
     options = parser.parse_args()
     recipes = [RECIPES[number] for number in options.tiers.split(",")]
     seeds = [int(seed) for seed in options.seeds.split(",")]
     methods = options.methods.split(",") if options.methods else list(METHODS)
-    places = list(itertools.product(recipes, SPLITS, methods, seeds))
+    splits = options.splits.split(",")
+    places = list(itertools.product(recipes, splits, methods, seeds))
     with ThreadPoolExecutor(options.jobs) as pool:
         folders = dict(zip(places, pool.map(lambda place: train(options, *place), places), strict=True))
     found = {}
-    for recipe, split in itertools.product(recipes, SPLITS):
+    for recipe, split in itertools.product(recipes, splits):
         runs = {m: [read_run(folders[recipe, split, m, seed]) for seed in seeds] for m in methods}
         tiers = sorted({t for each in runs.values() for t in each[0].tiers}, key=list(load_recipe(recipe).tiers).index)
         rows = {method: cells(each, tiers) for method, each in runs.items()}

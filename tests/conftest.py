@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 
 # Before torch is imported, here and in the processes that tests start: small networks only wait for a second one.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -19,6 +21,15 @@ if not torch.cuda.is_available():
 # measure these alone.
 settings.register_profile("fedhen", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedhen")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out modules with a mark that is excluded, since some import what takes seconds, such as Flower."""
+    left_out = re.findall(r"\bnot (\w+)", config.option.markexpr)
+    if collection_path.suffix != ".py" or not left_out or " or " in config.option.markexpr:
+        return None
+    marks = re.findall(r"^pytestmark = (.*)", collection_path.read_text(encoding="utf-8"), re.MULTILINE)
+    return True if any(re.search(rf"\bmark\.{name}\b", line) for name in left_out for line in marks) else None
 
 
 @pytest.fixture(autouse=True)

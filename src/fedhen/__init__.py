@@ -5,54 +5,165 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedhen.errors import UserError
+from fedhen.errors import CheckpointError, ConfigError, DataError, FedhenError, FleetError, UserError
 from fedhen.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from fedhen import tasks
+    from fedhen.algorithm.merging import keep_tiers_apart, share_common_weights
     from fedhen.algorithm.methods import DECOUPLE, FEDHEN, METHODS, NOSIDE, Method
-    from fedhen.api import Trained, evaluate, load, report, resume, train
-    from fedhen.data.dataset import Data, arrays, per_device
-    from fedhen.data.tables import from_table
-    from fedhen.data.torch_datasets import from_datasets
+    from fedhen.algorithm.objectives import last_exit, sum_of_exits
+    from fedhen.api.comparing import Comparison, compare
+    from fedhen.api.deploying import export
+    from fedhen.api.plans import Rounds
+    from fedhen.api.result import Run, Trained, open_run
+    from fedhen.api.saved import evaluate, load, report
+    from fedhen.api.training import resume, rounds, run, train
+    from fedhen.config.recipes import RECIPES
+    from fedhen.config.settings import (
+        CheckpointConfig,
+        Config,
+        DataConfig,
+        DevicesConfig,
+        EvaluationConfig,
+        FleetConfig,
+        LocalConfig,
+        ModelConfig,
+        ObjectiveConfig,
+        RuntimeConfig,
+        ServerConfig,
+        SplitConfig,
+        StopConfig,
+        TaskConfig,
+        TrainingConfig,
+    )
+    from fedhen.data.dataset import Data, FederatedData, arrays, from_datasets, from_table, per_device
+    from fedhen.data.spec import Normalisation
+    from fedhen.deploy.cascade import Cascade
     from fedhen.models.family import Family
     from fedhen.models.nesting import nest
-    from fedhen.tasks import Task
+    from fedhen.tasks import (
+        Classification,
+        LanguageModelling,
+        Metric,
+        MultiLabel,
+        Regression,
+        Segmentation,
+        Task,
+        make_mean_metric,
+    )
+    from fedhen.tracking.observers import Observer
 
 # Imported at first use: the reports and the help need no torch.
 _HOMES = {
+    "fedhen.algorithm.merging": ("keep_tiers_apart", "share_common_weights"),
+    "fedhen.algorithm.objectives": ("last_exit", "sum_of_exits"),
     "fedhen.algorithm.methods": ("DECOUPLE", "FEDHEN", "METHODS", "NOSIDE", "Method"),
-    "fedhen.api": ("Trained", "evaluate", "load", "report", "resume", "train"),
-    "fedhen.data.dataset": ("Data", "arrays", "per_device"),
-    "fedhen.data.tables": ("from_table",),
-    "fedhen.data.torch_datasets": ("from_datasets",),
+    "fedhen.api.comparing": ("Comparison", "compare"),
+    "fedhen.api.deploying": ("export",),
+    "fedhen.api.plans": ("Rounds",),
+    "fedhen.api.result": ("Run", "Trained", "open_run"),
+    "fedhen.api.saved": ("evaluate", "load", "report"),
+    "fedhen.api.training": ("resume", "rounds", "run", "train"),
+    "fedhen.config.recipes": ("RECIPES",),
+    "fedhen.config.settings": (
+        *("CheckpointConfig", "Config", "DataConfig", "DevicesConfig", "EvaluationConfig", "FleetConfig"),
+        *(
+            "LocalConfig",
+            "ModelConfig",
+            "ObjectiveConfig",
+            "RuntimeConfig",
+            "ServerConfig",
+            "SplitConfig",
+            "StopConfig",
+        ),
+        *("TaskConfig", "TrainingConfig"),
+    ),
+    "fedhen.data.dataset": (*("Data", "FederatedData", "arrays", "from_datasets", "from_table", "per_device"),),
+    "fedhen.data.spec": ("Normalisation",),
+    "fedhen.deploy.cascade": ("Cascade",),
     "fedhen.models.family": ("Family",),
     "fedhen.models.nesting": ("nest",),
-    "fedhen.tasks": ("Task",),
+    "fedhen.tasks": (
+        *("Classification", "LanguageModelling", "Metric", "MultiLabel", "Regression", "Segmentation", "Task"),
+        "make_mean_metric",
+    ),
+    "fedhen.tracking.observers": ("Observer",),
 }
+_OLD_NAMES = {"Data", "Trained", "UserError", "arrays", "from_datasets", "from_table", "per_device"}
 
 __all__ = [
     "DECOUPLE",
     "FEDHEN",
     "METHODS",
     "NOSIDE",
+    "RECIPES",
+    "Cascade",
+    "CheckpointConfig",
+    "CheckpointError",
+    "Classification",
+    "Comparison",
+    "Config",
+    "ConfigError",
     "Data",
+    "DataConfig",
+    "DataError",
+    "DevicesConfig",
+    "EvaluationConfig",
     "Family",
+    "FederatedData",
+    "FedhenError",
+    "FleetConfig",
+    "FleetError",
+    "LanguageModelling",
+    "LocalConfig",
     "Method",
+    "Metric",
+    "ModelConfig",
+    "MultiLabel",
+    "Normalisation",
+    "ObjectiveConfig",
+    "Observer",
+    "Regression",
+    "Rounds",
+    "Run",
+    "RuntimeConfig",
+    "Segmentation",
+    "ServerConfig",
+    "SplitConfig",
+    "StopConfig",
     "Task",
+    "TaskConfig",
     "Trained",
+    "TrainingConfig",
     "UserError",
     "__version__",
     "arrays",
+    "compare",
     "evaluate",
+    "export",
     "from_datasets",
     "from_table",
+    "keep_tiers_apart",
+    "last_exit",
     "load",
+    "make_mean_metric",
     "nest",
+    "open_run",
     "per_device",
     "report",
     "resume",
+    "rounds",
+    "run",
+    "share_common_weights",
+    "sum_of_exits",
+    "tasks",
     "train",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__} - _OLD_NAMES)
 
 
 def __getattr__(name: str) -> Any:

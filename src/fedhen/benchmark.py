@@ -20,7 +20,7 @@ from fedhen.data.batches import make_batch
 from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root
 from fedhen.engines.sequential import SequentialDevices
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.experiment import provenance
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.evaluation import score_models
@@ -106,7 +106,7 @@ def load_or_draw_data(request: BenchmarkRequest) -> tuple[Data, bool]:
     """Loads the recipe's data, or draws random numbers of its shape. Returns the data, and whether it is real."""
     try:
         return sources.load_data(request.config.data, data_root(request.data_dir), request.config.seed), True
-    except UserError:
+    except FedhenError:
         if request.config.data.name not in SHAPES:
             raise
     *shape, classes = SHAPES[request.config.data.name]

@@ -40,7 +40,9 @@ def randomness(seed: int, *address: Part) -> Iterator[None]:
     np.random.seed(here % 2**32)
     try:
         with torch.random.fork_rng():
-            torch.manual_seed(here)
+            # Without an accelerator, `torch.manual_seed` spends milliseconds on noting from where it was called.
+            seed_torch = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+            seed_torch(here)
             yield
     finally:
         random.setstate(of_python)

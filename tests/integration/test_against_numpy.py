@@ -75,13 +75,13 @@ def expected_rounds(run: Experiment, data: Data, active: list[list[int]]) -> lis
 
 
 @pytest.mark.parametrize("poisoned", first_is_quick([1, None, 4]))
-@pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
+@pytest.mark.parametrize("method", first_is_quick(["fedhen", "noside", "decouple"]))
 def test_a_whole_run_equals_the_reference(method: str, poisoned: int | None) -> None:
     data = federation(poisoned)
     compare_with_reference(experiment(method, data), data)
 
 
-@pytest.mark.parametrize("method", ["fedhen", "noside", "decouple"])
+@pytest.mark.parametrize("method", first_is_quick(["fedhen", "noside", "decouple"]))
 def test_a_whole_regression_equals_the_reference(method: str) -> None:
     classes = federation(poisoned=1)
     targets = [
@@ -109,6 +109,7 @@ def compare_with_reference(run: Experiment, data: Data) -> None:
                     np.testing.assert_allclose(tensor.numpy(), theirs[tier][name], rtol=1e-9, atol=1e-11, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_compared_runs_contain_the_special_rounds() -> None:
     """Rounds without a simple and without a complex device, a dropped device, and a clip that bites."""
     run = experiment("fedhen", federation(poisoned=1))

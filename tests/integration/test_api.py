@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import fedhen
-from fedhen.errors import UserError
 from support.families import two_exits
 from support.marks import first_is_quick
 
@@ -61,7 +60,7 @@ def test_a_users_own_transformer_learns(method: str) -> None:
     x, y = blobs()
     run = fedhen.train(
         transformers(),
-        fedhen.arrays(x, y, *blobs(1)),
+        fedhen.FederatedData.from_arrays(x, y, *blobs(1)),
         method,
         rounds=15,
         devices={"number": 6, "active": 4},
@@ -74,9 +73,9 @@ def test_a_users_own_transformer_learns(method: str) -> None:
 
 @pytest.mark.parametrize(("method", "exits"), first_is_quick([("fedhen", 2), ("noside", 2), ("decouple", 1)]))
 def test_models_come_back_as_they_were_scored(method: str, exits: int, tmp_path: Path) -> None:
-    """`Trained.model` and `fedhen.load` give the recorded accuracy by an evaluation written here."""
-    data = fedhen.arrays(*blobs(), *blobs(1))
-    run = fedhen.train(transformers(), data, method, out=tmp_path / "run", accelerator="cpu", **SETTINGS)
+    """`Run.model` and `fedhen.load` give the recorded accuracy by an evaluation written here."""
+    data = fedhen.FederatedData.from_arrays(*blobs(), *blobs(1))
+    run = fedhen.train(transformers(), data, method, run_dir=tmp_path / "run", accelerator="cpu", **SETTINGS)
     for kind in ("server", "devices"):
         for tier in ("simple", "complex"):
             for module in (run.model(tier, kind), fedhen.load(tmp_path / "run", tier, kind, family=transformers())):
@@ -92,7 +91,7 @@ def test_models_come_back_as_they_were_scored(method: str, exits: int, tmp_path:
 def test_one_data_set_per_device() -> None:
     """Each device trains on its own examples only: as many visits as it has, and no split."""
     devices = [blobs(seed, n) for seed, n in ((1, 10), (2, 20), (3, 30), (4, 40))]
-    data = fedhen.per_device(devices, *blobs(9))
+    data = fedhen.FederatedData.from_devices(devices, *blobs(9))
     run = fedhen.train(transformers(), data, rounds=1, devices={"active": 4}, training={"epochs": 1}, accelerator="cpu")
     assert run.rounds[0]["active"] == [0, 1, 2, 3]
     for shard, (x, y) in zip(run.experiment.population.data.shards, devices, strict=True):
@@ -101,26 +100,31 @@ def test_one_data_set_per_device() -> None:
 
 
 def test_a_run_from_python_is_not_repeated_without_its_family(tmp_path: Path) -> None:
-    fedhen.train(transformers(), fedhen.arrays(*blobs(), *blobs(1)), out=tmp_path / "r", accelerator="cpu", **SETTINGS)
-    with pytest.raises(UserError, match="the model family of this run was passed from Python"):
+    fedhen.train(
+        transformers(),
+        fedhen.FederatedData.from_arrays(*blobs(), *blobs(1)),
+        run_dir=tmp_path / "r",
+        accelerator="cpu",
+        **SETTINGS,
+    )
+    with pytest.raises(fedhen.FedhenError, match="the model family of this run was passed from Python"):
         fedhen.load(tmp_path / "r", "simple")
-    with pytest.raises(UserError, match="the data of this run was passed from Python"):
+    with pytest.raises(fedhen.FedhenError, match="the data of this run was passed from Python"):
         fedhen.evaluate(tmp_path / "r", family=transformers())
-    with pytest.raises(UserError, match="does not fit tier 'simple'"):
+    with pytest.raises(fedhen.FedhenError, match="does not fit tier 'simple'"):
         fedhen.load(tmp_path / "r", "simple", family=two_exits())
-    with pytest.raises(UserError, match="unknown tier 'simpel': did you mean 'simple'"):
+    with pytest.raises(fedhen.FedhenError, match="unknown tier 'simpel': did you mean 'simple'"):
         fedhen.load(tmp_path / "r", "simpel", family=transformers())
-    with pytest.raises(UserError, match="unknown kind of model 'reported'"):
+    with pytest.raises(fedhen.FedhenError, match="unknown owner 'reported'"):
         fedhen.load(tmp_path / "r", "simple", "reported", family=transformers())
 
 
 def test_own_method_in_one_expression() -> None:
     """The ablation that the paper leaves out, side objective with tiers kept apart: complex carries the exit itself."""
-    from fedhen.algorithm.merging import keep_tiers_apart
-    from fedhen.algorithm.objectives import sum_of_exits
-
-    mine = fedhen.Method("side-apart", sum_of_exits, keep_tiers_apart)
-    run = fedhen.train(transformers(), fedhen.arrays(*blobs(), *blobs(1)), mine, accelerator="cpu", **SETTINGS)
+    mine = fedhen.Method("side-apart", fedhen.sum_of_exits, fedhen.keep_tiers_apart)
+    run = fedhen.train(
+        transformers(), fedhen.FederatedData.from_arrays(*blobs(), *blobs(1)), mine, accelerator="cpu", **SETTINGS
+    )
     assert run.experiment.population.holdings["complex"].exits == ("simple", "complex")
     assert run.rounds[-1]["distance"]["simple"] > 0
 
@@ -133,26 +137,49 @@ def nothing() -> tuple[list[list[float]], list[int]]:
     ("make", "message"),
     [
         (
-            lambda: fedhen.arrays(*blobs(), *blobs(1), classes=2),
+            lambda: fedhen.FederatedData.from_arrays(*blobs(), *blobs(1), classes=2),
             "training data: label 2 is out of range, labels must be 0 to 1",
         ),
         (
-            lambda: fedhen.arrays([[1.0]], [-1], [[1.0]], [0]),
+            lambda: fedhen.FederatedData.from_arrays([[1.0]], [-1], [[1.0]], [0]),
             "training data: label -1 is out of range, labels must be 0 to 0",
         ),
-        (lambda: fedhen.arrays([[1.0]], [0.5], [[1.0]], [0]), "labels must be whole numbers, found float"),
-        (lambda: fedhen.arrays([[1.0]], [0, 1], [[1.0]], [0]), "training data: 1 inputs need as many targets"),
         (
-            lambda: fedhen.arrays([[1.0]], [0], [[1.0, 2.0]], [0]),
+            lambda: fedhen.FederatedData.from_arrays([[1.0]], [0.5], [[1.0]], [0]),
+            "labels must be whole numbers, found float",
+        ),
+        (
+            lambda: fedhen.FederatedData.from_arrays([[1.0]], [0, 1], [[1.0]], [0]),
+            "training data: 1 inputs need as many targets",
+        ),
+        (
+            lambda: fedhen.FederatedData.from_arrays([[1.0]], [0], [[1.0, 2.0]], [0]),
             r"training inputs have shape \(1,\), test inputs \(2,\)",
         ),
-        (lambda: fedhen.per_device([blobs(), nothing()], *blobs(1)), "device 1 has no data"),
-        (lambda: fedhen.per_device([], *blobs(1)), "there are no devices"),
-        (lambda: fedhen.per_device([([[1.0]], [0, 1])], *blobs(1)), "device 0 has 1 inputs and 2 targets"),
+        (lambda: fedhen.FederatedData.from_devices([blobs(), nothing()], *blobs(1)), "device 1 has no data"),
+        (lambda: fedhen.FederatedData.from_devices([], *blobs(1)), "there are no devices"),
+        (
+            lambda: fedhen.FederatedData.from_devices([([[1.0]], [0, 1])], *blobs(1)),
+            "device 0 has 1 inputs and 2 targets",
+        ),
+        (
+            lambda: fedhen.FederatedData.from_devices(
+                [(*blobs(1), *blobs(2)), blobs(3), (*blobs(4), np.ones((2, 3)), [0, 1])]
+            ),
+            r"device 2 has test inputs of shape \(3,\), device 0 of shape \(",
+        ),
+        (
+            lambda: fedhen.FederatedData.from_devices([(*blobs(1), *blobs(2)), (*blobs(3), blobs(4)[0][:1], [[0]])]),
+            r"device 1 has test targets of shape \(1,\), device 0 of shape \(\): they must agree",
+        ),
+        (
+            lambda: fedhen.FederatedData.from_devices([([[1.0]], [[0, 1]]), ([[1.0]], [[0, 1, 1]])]),
+            r"device 1 has targets of shape \(3,\), device 0 of shape \(2,\): they must agree",
+        ),
     ],
 )
 def test_bad_data_is_refused_before_training(make: object, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(fedhen.FedhenError, match=message):
         fedhen.train(transformers(), make(), devices={"number": 2, "active": 1})  # type: ignore[operator]
 
 
@@ -166,6 +193,6 @@ def test_bad_data_is_refused_before_training(make: object, message: str) -> None
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, object], message: str) -> None:
-    data = fedhen.per_device([blobs(1), blobs(2)], *blobs(9))
-    with pytest.raises(UserError, match=message):
+    data = fedhen.FederatedData.from_devices([blobs(1), blobs(2)], *blobs(9))
+    with pytest.raises(fedhen.FedhenError, match=message):
         fedhen.train(transformers(), data, **{"devices": {"active": 1}, **settings})  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from fedhen.config.toml import apply_settings
 from fedhen.data import cifar
 from fedhen.data.published import CIFAR10, CIFAR100, PUBLISHED, Files
 from fedhen.data.storage import data_root
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.experiment.build import build_experiment, build_populations
 from fedhen.runs.reader import read_run
 from support.tiny import TINY_OPTIONS, as_options
@@ -145,6 +145,7 @@ def test_centralised_is_the_same_loop_with_one_device(root: Path) -> None:
     assert found.population.holdings["complex"].exits == ("complex",)
 
 
+@pytest.mark.slow
 def test_the_papers_centralised_sizes() -> None:
     """695,371 parameters for the simple model, and 11,171,146 for the complex one, which carries no exit."""
     from fedhen.algorithm.methods import FEDAVG
@@ -194,6 +195,9 @@ def test_every_setting_of_a_centralised_run_can_be_set(root: Path) -> None:
         *(100, 1, 0.1, "cosine", 5),
         *(0.9, 128, 5e-4),
     )
+    words = make_centralised(load_recipe("shakespeare"), "simple").training
+    recipe = load_recipe("shakespeare").training
+    assert words == replace(recipe, epochs=1, max_steps=0), "SGD's schedule is not for another optimiser"
     settings = ["training.lr=0.05", "training.momentum=0.0", "training.batch_size=64", "rounds=1", NARROW[0], NARROW[1]]
     command = ["centralised", "cifar10-iid", "--tier", "simple", "--data-dir", str(root), "--quiet", "--out", "c"]
     assert main([*command, *as_options(settings)]) == 0
@@ -230,14 +234,15 @@ def test_a_hundred_classes_are_read_by_their_fine_label(tmp_path: Path) -> None:
     assert cifar.read(files, tmp_path).y.tolist() == [5, 6, 7, 99]
     (folder / "test.bin").write_bytes(rows.tobytes()[:-1])
     with pytest.raises(
-        UserError, match=r"test.bin has 12295 bytes instead of 12296: get it with `fedhen data fetch cifar100 --to"
+        FedhenError, match=r"test.bin has 12295 bytes instead of 12296: get it with `fedhen data fetch cifar100 --to"
     ):
         cifar.read(files, tmp_path)
     (folder / "test.bin").write_bytes(rows.tobytes()[:-1] + b"x")
-    with pytest.raises(UserError, match=r"test.bin was altered"):
+    with pytest.raises(FedhenError, match=r"test.bin was altered"):
         cifar.read(files, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_limit_holds_for_both_parts_and_a_fraction_for_training(root: Path) -> None:
     run = build_experiment(
         apply_settings(load_recipe("cifar10-iid"), [*NARROW, "data.limit=40"]), data_dir=root, accelerator="cpu"

@@ -26,12 +26,12 @@ def test_a_run_by_its_loss_is_shown_evaluated_and_reported(tmp_path: Path, capsy
     final = run.rounds[-1].metrics["loss"]["devices"]["simple"]
     assert run.metric.name == "loss" and final is not None
     assert f"simple {final:.4g}  complex " in shown.err.splitlines()[-1]
-    assert shown.out.splitlines()[0] == f"simple     loss {final:.4g} on the test set"
+    assert shown.out.splitlines()[0] == f"simple     loss {final:.4g} on the test set (all-devices average)"
 
     assert main(["evaluate", out, "--accelerator=cpu"]) == 0
     header, first, *_ = capsys.readouterr().out.splitlines()
-    assert header.split() == ["models", "tier", "loss", "recorded"]
-    assert first.split() == ["devices", "simple", f"{final:.4g}", f"{final:.4g}"]
+    assert header.split() == ["models", "tier", "round", "loss", "recorded"]
+    assert first.split() == ["devices", "simple", "2", f"{final:.4g}", f"{final:.4g}"]
 
     assert main(["report", out, "--target=simple=auto", f"--out={tmp_path / 'report'}"]) == 0
     text = capsys.readouterr().out
@@ -59,5 +59,5 @@ def test_a_regression_from_python_is_reported(tmp_path: Path) -> None:
     )
     final = trained.metrics["rmse"]["devices"]["simple"]
     text = fedhen.report(tmp_path / "run", out=tmp_path / "report")
-    assert "Rounds to target (all-devices average)" in text and "Rmse, size and effort" in text
-    assert f"rmse {final:.4g} on the test set" in describe_result(tmp_path / "run")
+    assert "Rounds to target (all-devices average)" in text and "RMSE, size and effort" in text
+    assert f"RMSE {final:.4g} on the test set (all-devices average)" in describe_result(tmp_path / "run")

@@ -17,7 +17,7 @@ from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure
 from fedhen.cli import main
 from fedhen.config.validation import from_mapping
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 from fedhen.hardware.memory import OUT_OF_MEMORY
@@ -63,6 +63,7 @@ def test_a_device_that_raises_costs_no_other(engine: str, changes: dict[str, Any
     assert set(runs[0].memory) == (set(trained) if changes else set())
 
 
+@pytest.mark.slow
 def test_failures_are_recorded_counted_and_reported_once(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="a device failed") as told:
         fedhen.train(words(), texts([2, 5]), out=tmp_path / "run", accelerator="cpu", **settings())
@@ -89,6 +90,7 @@ def test_a_run_without_faults_has_no_trace_of_them(tmp_path: Path) -> None:
     assert "devices failed" not in fedhen.report(tmp_path / "run", out=tmp_path / "report")
 
 
+@pytest.mark.slow
 def test_at_most_a_hundred_errors_are_kept(tmp_path: Path) -> None:
     """Seven of eight devices fail in each of 20 rounds."""
     with pytest.warns(UserWarning):
@@ -99,7 +101,7 @@ def test_at_most_a_hundred_errors_are_kept(tmp_path: Path) -> None:
 
 
 def stopped(folder: Path, data: fedhen.Data, family: fedhen.Family, **changes: Any) -> str:
-    with warnings.catch_warnings(), pytest.raises(UserError) as error:
+    with warnings.catch_warnings(), pytest.raises(FedhenError) as error:
         warnings.simplefilter("ignore")
         fedhen.train(family, data, out=folder, accelerator="cpu", **settings(rounds=10, **changes))
     assert "\n" not in str(error.value)
@@ -163,11 +165,11 @@ class Raises(nn.Module):
     [
         (KeyboardInterrupt(), (KeyboardInterrupt, "^$")),
         (SystemExit(3), (SystemExit, "3")),
-        (UserError("mine"), (UserError, "^mine$")),
-        (MemoryError(), (UserError, f"^{OUT_OF_MEMORY}$")),
-        (torch.OutOfMemoryError("CUDA out of memory"), (UserError, "lower training.batch_size, devices.active")),
-        (RuntimeError("CUDA error: out of memory"), (UserError, f"^{OUT_OF_MEMORY}$")),
-        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling ..."), (UserError, f"^{OUT_OF_MEMORY}$")),
+        (FedhenError("mine"), (FedhenError, "^mine$")),
+        (MemoryError(), (FedhenError, f"^{OUT_OF_MEMORY}$")),
+        (torch.OutOfMemoryError("CUDA out of memory"), (FedhenError, "lower training.batch_size, devices.active")),
+        (RuntimeError("CUDA error: out of memory"), (FedhenError, f"^{OUT_OF_MEMORY}$")),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling ..."), (FedhenError, f"^{OUT_OF_MEMORY}$")),
     ],
 )
 def test_errors_that_no_device_caused_end_the_run(

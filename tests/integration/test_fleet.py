@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import io
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flwr.cli.build import build_fab_from_disk
 from safetensors.torch import load_file
 
+import fedhen
 from fedhen.algorithm.methods import METHODS
 from fedhen.cli.options import LOCALS
+from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
+from fedhen.devices.population import assign_tiers
+from fedhen.errors import FedhenError
+from fedhen.experiment.finish import finish_run
+from fedhen.fleet.app import recipe_app
 from fedhen.fleet.new_project import create_project
 from fedhen.fleet.project import FleetProject
+from fedhen.fleet.server import FleetRun, play
+from fedhen.runs.reader import read_run
+from fedhen.runs.records import Subject
 from support.fleets import fleet_config, play_fleet, same_models, simulate
+from support.inside import grid
+from support.stopped_runs import wait_for_writer
 
 pytestmark = pytest.mark.fleet
 
@@ -33,6 +46,16 @@ def test_what_flower_ships_contains_no_secret(tmp_path: Path) -> None:
         assert (folder.path / secret).stat().st_mode & 0o777 == 0o600
 
 
+def test_a_new_fleet_is_an_experiment_of_its_own(tmp_path: Path) -> None:
+    """Its data is what the app reads, and no longer the recipe's, of which each node got a share to start with."""
+    create_project(
+        FleetProject(tmp_path / "my fleet", "127.0.0.1:8000"), load_recipe("digits"), {"simple": 1, "complex": 1}
+    )
+    config = toml.read_toml(tmp_path / "my fleet" / "config.toml")
+    assert (config.recipe, config.data.name, config.data.limit, config.targets) == ("my-fleet", "python", 0, {})
+    assert len(np.load(tmp_path / "my fleet" / "data" / "simple-1.npz")["y"]) == 700
+
+
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_and_local_variant_gives_the_simulators_bytes(method: str, local: str, tmp_path: Path) -> None:
@@ -40,6 +63,8 @@ def test_every_method_and_local_variant_gives_the_simulators_bytes(method: str, 
     there, here = simulate(chosen, tmp_path / "simulated"), play_fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     assert (here / "config.toml").read_text() == (there / "config.toml").read_text()
+    # The server of a fleet has no training data to make a checksum of.
+    assert read_run(there).subject.data_digest and read_run(here).subject == Subject("classification")
     models = sorted(path.name for path in (there / "models").iterdir())
     assert models == sorted(path.name for path in (here / "models").iterdir())
     for name in models:
@@ -66,3 +91,29 @@ def test_optimisers_whose_state_stays_on_the_nodes_give_the_simulators_bytes(
     files = sorted((tmp_path / "nodes").rglob("round-*.safetensors"))
     kinds = {key.partition("/")[0] for key in load_file(files[-1]) if "/" in key}
     assert kinds == ({"momentum"} if optimisers == "momentum" else {"mean", "square", "steps"})
+
+
+def test_models_of_a_fleets_run_that_is_not_finished_are_the_simulators(tmp_path: Path) -> None:
+    """Read from the server's folder while the run waits after its second round; it is finished by hand, too."""
+    chosen = fleet_config("fedhen", "plain", "evaluation.every=1")
+    short = fleet_config("fedhen", "plain", "evaluation.every=1", "rounds=2")
+    there, here = simulate(short, tmp_path / "simulated"), tmp_path / "fleet"
+    nodes = grid(assign_tiers(chosen), tmp_path / "nodes")
+    with closing(play(nodes, recipe_app(), FleetRun(chosen, here, poll=0.0))) as playing:
+        next(playing), next(playing)
+        wait_for_writer()
+        for of in ("server", "devices"):
+            for tier in ("simple", "complex"):
+                with pytest.warns(UserWarning, match="fleet is not finished: its models are of round 2 of 3"):
+                    found = fedhen.load(here, tier, of).state_dict()
+                expected = load_file(there / "models" / f"{of}-{tier}.safetensors")
+                assert all(bool((found[name] == tensor).all()) for name, tensor in expected.items())
+    assert (here / "fleet.json").is_file() and finish_run(here)
+    assert same_models(there, here) and read_run(here).stopped == "finished by hand"
+
+
+def test_a_fleets_server_cannot_hold_out_training_examples(tmp_path: Path) -> None:
+    chosen = fleet_config("fedhen", "plain", "evaluation.validation=0.1")
+    with pytest.raises(FedhenError, match=r"evaluation.validation needs training data, which the server"):
+        play_fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
+    assert not (tmp_path / "fleet").exists()

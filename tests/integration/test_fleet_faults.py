@@ -16,7 +16,7 @@ from flwr.app import Message
 
 from fedhen.cli.options import LOCALS
 from fedhen.devices.population import assign_tiers
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.experiment import checkpoint_files
 from fedhen.fleet import server
 from fedhen.fleet.app import recipe_app
@@ -139,7 +139,7 @@ def test_one_node_is_one_device(tmp_path: Path) -> None:
     here = play_grid(inside, replace(chosen, rounds=1), tmp_path / "fleet")
     del inside.nodes[1000]
     inside.nodes[993].config["name"] = "device 0"
-    with pytest.raises(UserError, match="5 of 6 devices"):
+    with pytest.raises(FedhenError, match="5 of 6 devices"):
         play_grid(inside, chosen, here, resume=True)
 
 
@@ -147,7 +147,7 @@ def test_a_node_of_another_tier_does_not_count(tmp_path: Path) -> None:
     chosen = fleet_config("fedhen", "plain", "fleet.wait_seconds=0.2")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     inside.nodes[1000].config["tier"] = "Simple"
-    with pytest.raises(UserError, match=r"5 of 6 devices have connected .*others are of tier Simple"):
+    with pytest.raises(FedhenError, match=r"5 of 6 devices have connected .*others are of tier Simple"):
         play_grid(inside, chosen, tmp_path / "fleet")
 
 
@@ -202,7 +202,7 @@ def test_a_run_ends_after_three_rounds_without_an_answer(tmp_path: Path) -> None
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
     for node in inside.nodes.values():
         node.silent = lambda group: bool(group)
-    with pytest.raises(UserError, match="had not answered"):
+    with pytest.raises(FedhenError, match="had not answered"):
         play_grid(inside, chosen, tmp_path / "fleet")
 
 

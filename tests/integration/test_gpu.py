@@ -21,9 +21,10 @@ from fedhen import Family
 from fedhen.config import toml, validation
 from fedhen.config.recipes import load_recipe
 from fedhen.data.batches import make_batch, plan_visits
-from fedhen.data.dataset import Data, Normalisation
+from fedhen.data.dataset import Data
+from fedhen.data.spec import Normalisation
 from fedhen.engines.cuda.graphs import GraphDevices
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 from fedhen.experiment.reported_models import AllDevicesAverage
@@ -338,7 +339,7 @@ def test_fewer_devices_train_at_a_time_if_memory_runs_out(request: pytest.Fixtur
         assert apart(plain, scarce) < 1e-5
         del scarce, devices
         torch.cuda.set_per_process_memory_fraction(few / 20 / total)
-        with pytest.raises((UserError, torch.OutOfMemoryError), match=r"out of memory|CUDA"):
+        with pytest.raises((FedhenError, torch.OutOfMemoryError), match=r"out of memory|CUDA"):
             taken()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -14,11 +14,14 @@ import torch
 
 import fedhen
 from fedhen.cli import main
+from fedhen.config import toml
 from fedhen.config.validation import flatten_config
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
+from fedhen.experiment.build import build_experiment
 from fedhen.runs.reader import read_run
 from support.cli import refused
 from support.families import TwoExits, two_exits
+from support.forging import forge_checkpoint
 
 DEVICES = 6
 SMALL: dict[str, Any] = {
@@ -159,15 +162,15 @@ def test_a_table_on_the_command_line(here: Path) -> None:
         (["--set", "data.by=id"], "unknown column in by 'id'"),
         (["--set", "data.target=age", "--set", "data.by="], "column 'user' is text"),
     ):
-        with pytest.raises(UserError, match=says):
-            raise UserError(error_of(["run", "--family", "my.py:FAMILY", *table, *more, *QUIET]))
+        with pytest.raises(FedhenError, match=says):
+            raise FedhenError(error_of(["run", "--family", "my.py:FAMILY", *table, *more, *QUIET]))
 
 
 def error_of(arguments: list[str]) -> str:
     from fedhen.cli.main import parser
 
     options = parser().parse_args(arguments)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(FedhenError) as error:
         options.run(options)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -189,7 +192,7 @@ def test_arrays_with_a_device_array(here: Path) -> None:
 
 def test_a_split_that_the_data_does_not_bring_is_refused(here: Path) -> None:
     x, y = torch.randn(20, 2), torch.arange(20) % 3
-    with pytest.raises(UserError, match=r"split\.kind=natural needs data that comes split"):
+    with pytest.raises(FedhenError, match=r"split\.kind=natural needs data that comes split"):
         fedhen.train(small_family(), fedhen.arrays(x, y), devices={"number": 2, "active": 1}, split={"kind": "natural"})
 
 
@@ -215,9 +218,9 @@ def test_tiers_one_a_device(here: Path) -> None:
     assert list(trained.experiment.population.tier_of) == TIERS
     resumed = fedhen.resume("run", family=small_family(), data=data, rounds=3, accelerator="cpu")
     assert list(resumed.experiment.population.tier_of) == TIERS
-    with pytest.raises(UserError, match=r"tiers lists 2 devices, and devices\.number=6"):
+    with pytest.raises(FedhenError, match=r"tiers lists 2 devices, and devices\.number=6"):
         fedhen.train(small_family(), data, tiers=["simple", "complex"], **SMALL)
-    with pytest.raises(UserError, match="unknown tier in tiers 'small': choose from simple, complex"):
+    with pytest.raises(FedhenError, match="unknown tier in tiers 'small': choose from simple, complex"):
         fedhen.train(small_family(), data, tiers=["small"] * 6, **SMALL)
 
 
@@ -225,7 +228,7 @@ def test_tiers_as_counts(here: Path) -> None:
     data = fedhen.from_table("people.csv", target="ill", by="user")
     trained = fedhen.train(small_family(), data, tiers={"simple": 1, "complex": 5}, **SMALL)
     assert list(trained.experiment.population.tier_of) == ["simple"] + ["complex"] * 5
-    with pytest.raises(UserError, match=r"tiers counts 7 devices, and devices\.number=6"):
+    with pytest.raises(FedhenError, match=r"tiers counts 7 devices, and devices\.number=6"):
         fedhen.train(small_family(), data, tiers={"simple": 2, "complex": 5}, **SMALL)
 
 
@@ -263,7 +266,7 @@ def test_a_dataset_for_each_device() -> None:
 
 
 def test_a_family_of_modules_says_to_wrap_them() -> None:
-    with pytest.raises(UserError, match="tier 'simple': pass a function that builds the module, like lambda: model"):
+    with pytest.raises(FedhenError, match="tier 'simple': pass a function that builds the module, like lambda: model"):
         fedhen.Family({"simple": TwoExits(2, 3, False)})
 
 
@@ -337,6 +340,36 @@ def test_own_family_data_and_task_train_are_resumed_and_scored(here: Path, capsy
     assert executed(here) == 1 and "differs" not in capsys.readouterr().out
 
 
+def test_data_that_comes_split_has_a_centralised_reference(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One device holds all 60 examples, or half of them, also when the run is resumed."""
+    command = ["centralised", *OWN[:4], "--tier", "simple", *QUIET]
+    assert main([*command, "--out", "all"]) == main([*command, "--fraction", "0.5", "--out", "half"]) == 0
+    assert settings_of(here / "all")["devices.number"] == 1
+    for folder, number in (("all", 60), ("half", 30)):
+        assert main(["resume", folder, *OWN[:4], "--rounds", "2", "--quiet", "--accelerator", "cpu"]) == 0
+        config, x = toml.read_toml(Path(folder, "config.toml")), torch.zeros(10, 2)
+        data = fedhen.per_device([(x, torch.arange(10) % 3)] * DEVICES)
+        found = build_experiment(config, data=data, family=small_family(), accelerator="cpu")
+        assert [len(shard) for shard in found.population.data.shards] == [number]
+
+
+def test_a_run_is_not_resumed_with_a_changed_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resume = ["resume", "run", *OWN, "--rounds", "3", "--quiet", "--accelerator", "cpu"]
+    assert main(["run", *OWN, *QUIET, "--out", "run"]) == 0
+    capsys.readouterr()
+    file = here / "my.py"
+    file.write_text(file.read_text() + "\n")
+    said = refused(capsys, *resume)
+    assert "run was played with other data: the family's file, data's file, task's file are not those of its" in said
+
+    def forget(about: dict[str, Any], entries: object) -> None:
+        for name in ("family's file", "data's file", "task's file"):
+            del about["digests"][name]
+
+    forge_checkpoint(here / "run", 2, forget)
+    assert main(resume) == 0, "checkpoints from before these were compared"
+
+
 def test_what_only_a_run_folder_names_is_never_executed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *OWN, "--method", "./my.py:MINE", *QUIET, "--out", "run"]) == 0
     executed(here)
@@ -355,7 +388,7 @@ def test_what_only_a_run_folder_names_is_never_executed(here: Path, capsys: pyte
         without_method = Path("run/config.toml").read_text().replace(f'method_file = "{file}:MINE"', 'method_file = ""')
         Path("run/config.toml").write_text(without_method.replace('method = "mine"', 'method = "fedhen"'))
         assert "this run's " in refused(capsys, *command)
-        with pytest.raises(UserError, match="this run's family was"):
+        with pytest.raises(FedhenError, match="this run's family was"):
             fedhen.load("run", "simple")
     assert executed(here) == 0, "nothing that was not passed"
 
@@ -397,7 +430,7 @@ def test_a_file_and_a_recipe_may_be_combined_with_own_parts(here: Path) -> None:
         (["--family", "my.py:broken", "--data", "my.py:DATA"], "my.py:broken fails: RuntimeError: out of order"),
         (
             ["--family", "my.py:FAMILY", "--data", "my.py:family"],
-            "my.py:family returned Family: it must return a fedhen.Data",
+            "my.py:family returned Family: it must return a fedhen.FederatedData",
         ),
         (["--family", "my.py:FAMILY"], "which recipe? choose from digits"),
         (["digits", "--family", "mine"], "unknown model family 'mine'"),

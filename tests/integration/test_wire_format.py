@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedhen.config.settings import Config
+from fedhen.data.digits import load_digits
 from fedhen.devices.population import assign_tiers
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.fleet import membership, wire_format
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
@@ -106,7 +107,8 @@ def test_each_node_is_asked_once_for_its_identity(tmp_path: Path) -> None:
 
 def test_a_server_without_test_data_trains_the_same_models(tmp_path: Path) -> None:
     chosen = fleet_config("fedhen", "plain", "evaluation.devices=false")
-    blind = replace(recipe_app(), test_data=lambda config: None, inputs=(1, 8, 8), classes=10)
+    about = load_digits().describe()
+    blind = replace(recipe_app(), test_data=lambda config: None, inputs=(1, 8, 8), classes=10, about=about)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", blind)
     for _ in play(inside, blind, FleetRun(chosen, tmp_path / "blind", poll=0.0)):
         pass
@@ -127,7 +129,8 @@ def test_an_app_can_have_its_own_models_and_data(tmp_path: Path) -> None:
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", own)
     for _ in play(inside, own, FleetRun(chosen, tmp_path / "own", poll=0.0)):
         pass
-    assert len(read_run(tmp_path / "own").rounds) == 3
+    run = read_run(tmp_path / "own")
+    assert len(run.rounds) == 3 and run.config["model"]["family"] == "python"
 
 
 @pytest.mark.parametrize("local", ["plain", "scaffold", "feddyn"])
@@ -164,20 +167,20 @@ def test_the_recorded_bytes_are_those_that_are_sent(local: str, tmp_path: Path) 
 def test_an_incomplete_fleet_reports_what_is_missing(tmp_path: Path) -> None:
     chosen = fleet_config("fedhen", "plain", "fleet.wait_seconds=0.1")
     inside = grid(assign_tiers(chosen)[:4], tmp_path / "nodes")
-    with pytest.raises(UserError, match="4 of 6 devices have connected"):
+    with pytest.raises(FedhenError, match="4 of 6 devices have connected"):
         play_grid(inside, chosen, tmp_path / "fleet")
     fleet_of_simple = grid(["simple"] * 6, tmp_path / "others")
-    with pytest.raises(UserError, match="no node of tier 'complex'"):
+    with pytest.raises(FedhenError, match="no node of tier 'complex'"):
         play_grid(fleet_of_simple, chosen, tmp_path / "second")
 
 
 def test_a_fleet_cannot_resume_a_simulated_run_nor_the_reverse(tmp_path: Path) -> None:
     chosen = fleet_config("fedhen", "plain", "rounds=1")
     there = simulate(chosen, tmp_path / "simulated")
-    with pytest.raises(UserError, match="was not played by a fleet; resume"):
+    with pytest.raises(FedhenError, match="was not played by a fleet; resume"):
         play_grid(grid(assign_tiers(chosen), tmp_path / "n"), replace(chosen, rounds=2), there, resume=True)
     here = play_fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
-    with pytest.raises(UserError, match="fedhen fleet run --resume"):
+    with pytest.raises(FedhenError, match="fedhen fleet run --resume"):
         import fedhen
 
         fedhen.resume(here, rounds=2)
@@ -221,7 +224,7 @@ def test_a_damaged_fleet_file_is_refused_in_one_line(change: dict[str, Any], tmp
     member = membership.read_membership(tmp_path, grid([], tmp_path), chosen).members[5]
     assert (member.identity.samples, member.node, membership.read_flower_run(tmp_path)) == (3, 12, "7")
     (tmp_path / "fleet.json").write_text(json.dumps({**whole, **change}))
-    with pytest.raises(UserError, match=r"fleet\.json is damaged"):
+    with pytest.raises(FedhenError, match=r"fleet\.json is damaged"):
         membership.read_membership(tmp_path, grid([], tmp_path), chosen)
     assert membership.read_flower_run(tmp_path) == ""
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedhen.algorithm.methods import METHODS
-from fedhen.cli.options import with_method_settings
 from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
 from fedhen.devices.population import assign_tiers
 from fedhen.experiment.build import build_experiment
+from fedhen.experiment.choices import take_method
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import recipe_app
 from fedhen.fleet.server import FleetRun, play
@@ -27,9 +27,7 @@ SMALL = [
 
 def fleet_config(method: str = "fedhen", local: str = "plain", *changes: str) -> Config:
     settings = [*SMALL, f"local.name={local}", *changes]
-    return METHODS[method].keep_tiers(
-        toml.apply_settings(with_method_settings(load_recipe("digits"), method), settings)
-    )
+    return METHODS[method].keep_tiers(toml.apply_settings(take_method(load_recipe("digits"), method), settings))
 
 
 def simulate(chosen: Config, folder: Path) -> Path:

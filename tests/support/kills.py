@@ -243,7 +243,7 @@ def play_with_kills(
         # Both ways to resume; only `run --resume` can also begin.
         resume = (folder / "config.toml").is_file() and rng.random() < 0.5
         arguments = ["resume", str(folder)] if resume else [*command, "--out", str(folder), "--resume"]
-        reached, has_saved = begin(folder, rng), any(folder.glob("checkpoints/*.json"))
+        reached, has_saved = begin(folder, rng), any(folder.glob("checkpoints/round-*.json"))
         run = forks.start([*arguments, "--quiet"], log)
         while not run.ended() and not reached(folder, rng):
             time.sleep(0.001)
@@ -255,7 +255,7 @@ def play_with_kills(
         assert not has_saved or "starts again at round 1" not in log.read_text()
         name = begin.__qualname__.split(".")[0]
         done[name] = done.get(name, 0) + 1
-    has_saved = any(folder.glob("checkpoints/*.json"))
+    has_saved = any(folder.glob("checkpoints/round-*.json"))
     code, said = forks.run(["resume", str(folder), "--quiet"], log)
     assert not has_saved or "starts again at round 1" not in said
     if code == 2 and "is not a run folder" in said:

@@ -23,7 +23,7 @@ from fedhen.cli import main
 from fedhen.distributed import process_group
 from fedhen.distributed.communicator import RankLost
 from fedhen.distributed.process_group import has_lost
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.interrupts import stop_ranks_after_round
 from fedhen.params import Average
 from support.families import texts, two_exits, words
@@ -94,7 +94,7 @@ def errors(folder: Path) -> int:
     try:
         # As in a script that draws without a seed.
         fedhen.train(two_exits(), data(seed=RANK), accelerator="cpu", rounds=1, devices={"active": 5})
-    except UserError as error:
+    except FedhenError as error:
         print(f"rank {RANK}: {error}", file=sys.stderr)
     assert main(["run", "digits", "--set", "training.nothing=1"]) == 2
     assert main(["run", "digits", "--rounds", "1", "--quiet", "--out", str(folder)]) == 2

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedhen.data.published import Files
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 
 FOLDER, ARCHIVE = "tiny-batches-bin", "tiny-binary.tar.gz"
 IMAGES = {"data_batch_1.bin": 40, "data_batch_2.bin": 30, "test_batch.bin": 20}
@@ -139,7 +139,7 @@ def serving(*script: str) -> Iterator[Server]:
         thread.join()
 
 
-def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
+def one_line(error: pytest.ExceptionInfo[FedhenError]) -> str:
     text = str(error.value)
     assert "\n" not in text and "None" not in text
     return text

@@ -24,7 +24,7 @@ LAYERS = [
         "algorithm",
         "devices",
     ),
-    *("engines", "experiment", "reports", "benchmark", "fleet", "api", "cli"),
+    *("engines", "experiment", "deploy", "reports", "benchmark", "fleet", "api", "cli"),
 ]
 """Packages and top-level modules: each imports only from those before it."""
 _TREE = re.compile(r"(?<=```text\nsrc/fedhen/\n).*?(?=```)", re.DOTALL)

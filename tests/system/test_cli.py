@@ -131,7 +131,7 @@ def test_every_run_gets_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.Monke
         (["run", "digits", "--split", "iid"], "unrecognized arguments: --split iid"),
         (["compar"], "invalid choice: 'compar'"),
         (["report", "nowhere"], "nowhere is not a run folder and contains none"),
-        (["report", "a-run", "--rounds", "0"], "--rounds 0: it must be at least 1"),
+        (["report", "a-run", "--rounds", "0"], "rounds is 0: it must be at least 1"),
         (["evaluate", "nowhere"], "nowhere is not a run folder"),
         (["recipes", "digit"], "unknown recipe 'digit': did you mean 'digits'?"),
     ],
@@ -148,16 +148,40 @@ def test_wrong_input_gets_one_line_exit_code_2_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("recipe=a\x1b[31mred", r"'a\x1b[31mred' cannot be a name here: use letters"),
+        ("model.initial=\x1b]0;x\x07", "?]0;x? does not exist: name a safetensors file"),
+        ("training.lr=\u202e1", "training.lr must be a number, found a string"),
+        ("\x00=1", "unknown setting"),
+        ("training.lr=" + "9" * 100_000, "training.lr must be a number, found a string '999"),
+        ("data.name=" + "a" * 100_000, "unknown data set 'aaa"),
+        ("a" * 100_000 + "=1", "unknown setting 'aaa"),
+        ("tiers=" + "[" * 20_000, "tiers must be a table, found a string"),
+        ("task.metrics=" + '["x"]' * 20_000, "task.metrics must be a list"),
+    ],
+    ids=range(9),
+)
+def test_control_characters_and_endless_settings_are_one_short_line(
+    setting: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refused(capsys, "run", "digits", "--rounds", "1", f"--set={setting}")
+    assert message in said and len(said) < 700 and said[:-1].isprintable()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
-def test_output_folders_are_never_overwritten_without_force(
+def test_output_folders_are_never_overwritten_unasked(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = ["run", "digits", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--out"]
+    run = ["run", "digits", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--run-dir"]
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("two years of work")
-    assert "mine is not empty: choose another --out" in refused(capsys, *run, "mine")
-    assert "mine does not hold a run" in refused(capsys, *run, "mine", "--force")
+    assert "mine is not empty: choose another --run-dir, or --overwrite to replace" in refused(capsys, *run, "mine")
+    assert "mine does not hold a run" in refused(capsys, *run, "mine", "--overwrite")
     assert Path("mine/thesis.txt").read_text() == "two years of work"
     Path("file").write_text("")
     assert "cannot write to file" in refused(capsys, *run, "file")
@@ -167,7 +191,7 @@ def test_output_folders_are_never_overwritten_without_force(
     before = Path("fresh/summary.json").read_bytes()
     assert "fresh is not empty" in refused(capsys, *run, "fresh")
     assert Path("fresh/summary.json").read_bytes() == before
-    assert main([*run, "fresh", "--force", "--seed", "1"]) == 0
+    assert main([*run, "fresh", "--overwrite", "--seed", "1"]) == 0
     assert read_run(Path("fresh")).seed == 1
 
 
@@ -175,7 +199,7 @@ def test_output_folders_are_never_overwritten_without_force(
 def test_a_refused_comparison_changes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a folder made before the refusal nor a run deleted before it."""
+    """Neither a folder made before the refusal nor a run deleted before it. The options have their old names here."""
     monkeypatch.chdir(tmp_path)
     compare = ["compare", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--methods", "fedhen,noside", "--out", "out"]
     assert main(compare) == 0
@@ -216,7 +240,7 @@ def test_an_unwritable_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     """Below /sys not even root may make a folder."""
     run = ["run", "digits", "--rounds", "1", *TINY_OPTIONS, "--quiet", "--out"]
     message = refused(capsys, *run, "/sys/fedhen")
-    assert "cannot write to /sys/fedhen: " in message and message.endswith("; choose another --out\n")
+    assert "cannot write to /sys/fedhen: " in message and message.endswith("; choose another --run-dir\n")
 
 
 def test_a_damaged_run_folder_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

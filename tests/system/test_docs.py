@@ -23,6 +23,7 @@ from fedhen.cli.main import parser
 from fedhen.config.settings import Config
 from fedhen.config.validation import list_settings, type_hints
 from support.families import texts, words
+from support.tiny import TINY_OPTIONS
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
@@ -168,6 +169,9 @@ def test_the_readmes_example_has_at_most_twenty_lines_and_runs(tmp_path: Path) -
     accuracies = re.findall(r"(?:simple|complex)\D+([\d.]+)", done.stdout)
     assert accuracies and all(float(x) > 0.8 for x in accuracies[:2]), done.stdout
     assert (tmp_path / "report" / "report.html").is_file()
+    again = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
+    why = "my-run is not empty: choose another run_dir, or overwrite=True to replace the runs in it"
+    assert again.stderr.splitlines()[-1] == f"fedhen.errors.ConfigError: {why}"
 
 
 @pytest.mark.process
@@ -179,7 +183,7 @@ def test_all_of_the_readmes_examples_run_one_after_the_other(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["tasks.md", "models.md"])
+@pytest.mark.parametrize("name", ["tasks.md", "models.md", "python.md", "saved-models.md", "tracking.md"])
 def test_the_examples_of_a_page_run_one_after_the_other(name: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(), flags=re.DOTALL)
     done = subprocess.run(
@@ -211,6 +215,24 @@ def test_all_examples_of_the_page_on_data_run(
     finally:
         sys.modules.pop("my", None)
     assert capsys.readouterr().out == "3 devices, 3 classes, 9 rows, 1 for testing\n"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_trackers_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "tracking.md").read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for command in block.splitlines():
+        tiny = [*TINY_OPTIONS, "--accelerator", "cpu"] if " run " in command else []
+        assert main([*shlex.split(command)[1:], *tiny]) == 0, command
+    assert capsys.readouterr().out.splitlines()[-1] == "my-run: tensorboard has all 3 rounds"
+
+
+def test_the_recipe_and_the_docs_say_the_same_of_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    for said in (capsys.readouterr().out, README.read_text(), (ROOT / "docs" / "digits.md").read_text()):
+        assert said.count("in under a minute on two cores") + said.count("takes under a minute on two cores") == 1
 
 
 def test_no_placeholder_is_left() -> None:

@@ -21,7 +21,7 @@ import pytest
 from fedhen.cli import main
 from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.fileio import untrusted
 from fedhen.fleet import follow
 from fedhen.fleet.local_fleet import free_port
@@ -116,7 +116,7 @@ def test_a_second_ctrl_c_leaves_nothing_and_ends_the_grace_period(tmp_path: Path
         ("up --simple -1", "tier 'simple' has no node"),
         ("up --active 0", "--active 0: choose between 1 and 4"),
         ("up --active 5", "--active 5: choose between 1 and 4"),
-        ("run . --resume run --out other", "leave out --out"),
+        ("run . --resume run --run-dir other", "leave out --run-dir"),
     ],
 )
 def test_refused_in_one_line_before_anything_is_written(
@@ -132,8 +132,8 @@ def test_refused_in_one_line_before_anything_is_written(
 def test_a_run_is_not_replaced_and_force_is_not_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "config.toml"
     kept.write_text("a run")
-    assert main(["fleet", "up", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"fedhen: {tmp_path} is not empty: choose another --out\n"
+    assert main(["fleet", "up", "--run-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"fedhen: {tmp_path} is not empty: choose another --run-dir\n"
     assert [*tmp_path.iterdir()] == [kept] and kept.read_text() == "a run"
 
 
@@ -258,7 +258,7 @@ def test_flower_is_asked_how_a_run_ends(
     if end is None:
         assert [record for record, _ in rounds] == [json.loads(line) for line in more.splitlines()]
     else:
-        with pytest.raises(UserError) as told:
+        with pytest.raises(FedhenError) as told:
             list(rounds)
         assert str(told.value) == f"the run {end}"
     nothing = follow.explain_end(f"finished:{status}", tmp_path / "none", "", "LINE")
@@ -293,6 +293,6 @@ def test_a_superlink_that_is_gone_ends_with_how_to_resume(tmp_path: Path, monkey
     superlink = SuperLinkClient(fleet, Processes(tmp_path / "logs"))
     line = f"fedhen fleet run {tmp_path}/fleet --resume {tmp_path}/run"
     for resume_command, end in ((run_line(fleet.path, run), f"; resume with: {line}"), ("", f" in {run}")):
-        with pytest.raises(UserError, match="does not answer") as told:
+        with pytest.raises(FedhenError, match="does not answer") as told:
             [*follow.follow(superlink, "1", run, 1, 2, resume_command)]
         assert str(told.value).endswith(f"1 rounds are saved{end}")

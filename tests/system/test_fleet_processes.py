@@ -22,7 +22,7 @@ import pytest
 from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet, free_port
 from fedhen.fleet.processes import MARK, Processes, find_marked, kill_marked
 from fedhen.fleet.project import CONNECTION, FleetProject, fit_to_nodes, open_project
@@ -154,7 +154,7 @@ class TestPlain:
         ((number, status),) = (run for run in runs_of(local_fleet).items() if run[0] not in before)
         assert status == "finished:stopped"
         local_fleet.superlink.stop(number)  # It has ended already, which is not an error.
-        with pytest.raises(UserError, match="flwr stop failed"):
+        with pytest.raises(FedhenError, match="flwr stop failed"):
             local_fleet.superlink.stop("12345")
 
     def test_a_killed_serverapp_and_a_killed_superlink(self, local_fleet: LocalFleet, tmp_path: Path) -> None:

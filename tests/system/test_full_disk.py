@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedhen.cli import main
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.runs.layout import FLEET
 from fedhen.runs.reader import read_run
 from fedhen.runs.writer import explain_write_errors
@@ -87,7 +87,7 @@ def test_a_disk_with_room_for_the_records_and_not_for_the_models(
 def test_a_read_only_folder(tmp_path: Path, mount: Mount, capsys: pytest.CaptureFixture[str]) -> None:
     disk = tmp_path / "disk"
     mount(disk, "ro")
-    with one_line(capsys, "Read-only file system; choose another --out"):
+    with one_line(capsys, "Read-only file system; choose another --run-dir"):
         assert main([*RUN, str(disk / "run")]) == 2
 
 
@@ -122,5 +122,5 @@ def test_output_to_a_full_disk(tmp_path: Path) -> None:
 def test_a_fleets_server_leaves_it_to_others_to_say_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / FLEET).write_text("{}")
     told = "No space left on device: free some space; earlier rounds are kept"
-    with pytest.raises(UserError, match=re.escape(told)), explain_write_errors(tmp_path):
+    with pytest.raises(FedhenError, match=re.escape(told)), explain_write_errors(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -25,7 +25,7 @@ from fedhen.cli.main import parser
 from fedhen.config.recipes import RECIPES
 from fedhen.config.toml import apply_settings, read_toml, to_toml
 from fedhen.config.validation import list_settings as every_setting
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 
 pytestmark = pytest.mark.fuzz
 
@@ -118,7 +118,7 @@ def test_any_table_is_a_configuration_or_one_line(table: dict[str, Any]) -> None
     """What is accepted can be written and read again, and is the same."""
     path = write("".join(f"{dotted(key)} = {toml_text(value)}\n" for key, value in table.items()))
     refused(["run", "--config", str(path), *NOWHERE, "--out", "never"])
-    with contextlib.suppress(UserError):
+    with contextlib.suppress(FedhenError):
         config = read_toml(path)
         assert read_toml(write(to_toml(config))) == config
 
@@ -166,7 +166,7 @@ assignments = st.one_of(
 def test_any_setting_is_accepted_or_refused_in_one_line(recipe: str, texts: list[str]) -> None:
     given = [part for text in texts for part in ("--set", text)]
     refused(["run", recipe, *(part for part in given), *NOWHERE, "--out", "never"])
-    with contextlib.suppress(UserError):
+    with contextlib.suppress(FedhenError):
         config = apply_settings(RECIPES[recipe](), texts)
         assert read_toml(write(to_toml(config))) == config
 
@@ -206,7 +206,8 @@ def test_any_command_line_is_refused_in_one_line_or_valid(command: tuple[str, ..
     code, _ = called(arguments)
     if code == 0:
         assert (
-            {"--help", "-h", "--version"} & {*more}
+            {"--help", "-h", "--version", "-V"} & {*more}
+            or not arguments
             or command == ("recipes",)
             or any(
                 "--help".startswith(token) or "--version".startswith(token) for token in more if token.startswith("--")

@@ -92,10 +92,11 @@ def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for file in ("rounds.jsonl", "models/server-simple.safetensors", "models/devices-complex.safetensors"):
         assert (plain / file).read_bytes() == (one / file).read_bytes()
-    done = start(torchrun(2, *compare, str(two)))
+    done = start(torchrun(2, *compare, str(two), "--track", "tensorboard"))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("round 2/2") == 2 and done.stdout.count("Rounds to target") == 1
     assert lines(two / "fedhen" / "rounds.jsonl")[-1]["accuracy"] == lines(plain / "rounds.jsonl")[-1]["accuracy"]
+    assert len(list((two / "fedhen" / "tensorboard").iterdir())) == 1, "only rank 0 logs"
     assert json.loads((two / "fedhen" / "environment.json").read_text())["hardware"]["ranks"] == 2
 
 

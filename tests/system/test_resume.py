@@ -252,7 +252,7 @@ def test_a_run_of_two_ranks_is_resumed_by_two_and_by_one(forks: Forks, tmp_path:
     (told,) = interrupted(seldom, tmp_path / "told", lambda run: run.send_signal(signal.SIGTERM))
     after = count_rounds(tmp_path / "told")
     assert told == f"fedhen: stopped after round {after}; resume with: fedhen resume {tmp_path / 'told'}"
-    assert [p.name for p in (tmp_path / "told" / "checkpoints").glob("*.json")] == [f"round-{after:06}.json"]
+    assert [p.name for p in (tmp_path / "told" / "checkpoints").glob("round-*.json")] == [f"round-{after:06}.json"]
     shutil.copytree(tmp_path / "cut", tmp_path / "alone")
     for name in ("cut", "told"):
         subprocess.run(torchrun(2, "-m", "fedhen", "resume", str(tmp_path / name), "--quiet"), check=True, timeout=240)

@@ -43,6 +43,7 @@ def test_bench_measures_both_loops(capsys: pytest.CaptureFixture[str]) -> None:
     assert "measuring" in err
 
 
+@pytest.mark.slow
 def test_the_same_rounds_are_compared() -> None:
     """Evaluated every other round: three rounds to warm up, then the fourth and later ones, by the same devices."""
     changes = ["evaluation.every=2", "data.limit=100", "training.epochs=1", "rounds=99"]

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import fedhen
@@ -14,9 +15,14 @@ from support.tree import LAYERS, PACKAGE, layer_of, make_tree, read_tree
 TESTS = Path(__file__).parents[1]
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported_modules(path: Path) -> Iterator[str]:
     """Yields the full name of everything that a file imports."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
@@ -62,7 +68,7 @@ def test_no_code_depends_on_the_name_of_a_method() -> None:
     """What a method does follows from its parts: nowhere does the package compare a method's name."""
     names = set(fedhen.METHODS)
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.Compare):
                 constants = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
                 assert not constants & names, f"{path.name}, line {node.lineno}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 
-from fedhen.errors import UserError, one_line
+from fedhen.errors import FedhenError, one_line
 from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
 
 MAX_EMPTY_ROUNDS = 3
@@ -15,11 +15,11 @@ MAX_ERROR_LENGTH = 300
 
 
 def describe_device_error(error: Exception) -> str:
-    """Returns one line that describes a device's error. Raises a UserError if the device is not the cause."""
-    if isinstance(error, UserError):
+    """Returns one line that describes a device's error. Raises a FedhenError if the device is not the cause."""
+    if isinstance(error, FedhenError):
         raise error
     if is_out_of_memory(error):
-        raise UserError(OUT_OF_MEMORY) from error
+        raise FedhenError(OUT_OF_MEMORY) from error
     return one_line(f"{type(error).__name__}: {error}")[:MAX_ERROR_LENGTH]
 
 
@@ -56,4 +56,4 @@ class FailureWatch:
         if len(self.empty_rounds) >= MAX_EMPTY_ROUNDS:
             cause = self.cause or "their weights were not finite, lower training.lr or training.clip"
             first, *_, last = self.empty_rounds
-            raise UserError(f"no device came back from rounds {first} to {last}: {cause}")
+            raise FedhenError(f"no device came back from rounds {first} to {last}: {cause}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from fedhen.config.settings import ObjectiveConfig
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 from fedhen.tasks import Classification, Task
 
 CLASSIFICATION = Classification()
@@ -99,7 +99,7 @@ def configure_objective(
     """Returns the objective of a tier with these exits, with the task and the configured weights and distillation."""
     if isinstance(objective, SumOfExits):
         if objective.chosen != slice(None) and config != ObjectiveConfig():
-            raise UserError(
+            raise ConfigError(
                 "objective.exit_weights and objective.distillation need a method that reads several exits, like fedhen"
             )
         return replace(
@@ -111,7 +111,7 @@ def configure_objective(
             task=task,
         )
     if config != ObjectiveConfig():
-        raise UserError(
+        raise ConfigError(
             "objective.exit_weights and objective.distillation need a sum of exits: this method has another objective"
         )
     return objective

@@ -12,7 +12,7 @@ from fedhen import seeds
 from fedhen.algorithm.merging import Pools
 from fedhen.algorithm.objectives import Objective
 from fedhen.data.inputs import Inputs, call_module
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 from fedhen.models.family import Family, find_reached_weights, weights_of
 from fedhen.params import Shapes, shapes_of
 
@@ -83,10 +83,10 @@ def _leave_out_fixed(holding: Holding, changing: set[str], aliases: frozenset[st
 
 
 def check_pools(pools: Pools, tiers: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the pools. Raises a UserError unless every tier is in exactly one."""
+    """Returns the pools. Raises a FedhenError unless every tier is in exactly one."""
     found = pools(tiers)
     if sorted(tier for pool in found for tier in pool) != sorted(tiers):
-        raise UserError(f"a method must put every tier into exactly one pool, found {found}")
+        raise ConfigError(f"a method must put every tier into exactly one pool, found {found}")
     return found
 
 
@@ -110,7 +110,7 @@ def _find_holding(
         outputs = [z.detach().requires_grad_() for z in logits]
         read = torch.autograd.grad(objective(outputs, targets), outputs, allow_unused=True)
     if not trained:
-        raise UserError(f"tier {tier!r} has nothing to train: no weight that its loss reaches has requires_grad")
+        raise ConfigError(f"tier {tier!r} has nothing to train: no weight that its loss reaches has requires_grad")
     # What no exit reaches, such as a frozen layer or a buffer, still belongs to the model.
     idle = set().union(*by_exit) - trained
     held = {n: shape for n, shape in shapes_of(weights_of(module)).items() if n in shared or n not in idle}

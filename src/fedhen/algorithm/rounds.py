@@ -46,7 +46,7 @@ class Devices(Protocol):
 
         Yields:
             One reply for each active device, in any order. A device whose training raises is a Failure; an error that
-            concerns the whole run, such as a UserError, is raised.
+            concerns the whole run, such as a FedhenError, is raised.
         """
         ...
 
@@ -127,7 +127,7 @@ def play_rounds(
         Each round after its merge.
 
     Raises:
-        UserError: No device has returned for several rounds in a row.
+        FedhenError: No device has returned for several rounds in a row.
     """
     losses = dict(losses)
     ranks, pools = rules.ranks, rules.method.pools

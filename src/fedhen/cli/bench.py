@@ -41,10 +41,10 @@ def add_commands(commands: Any) -> None:
 
 def bench_command(options: argparse.Namespace) -> int:
     from fedhen.benchmark import BenchmarkRequest, run_benchmark
-    from fedhen.errors import UserError
+    from fedhen.errors import ConfigError
 
     if options.rounds < 1:
-        raise UserError(f"--rounds {options.rounds}: it must be at least 1")
+        raise ConfigError(f"--rounds {options.rounds}: it must be at least 1")
     config = choose(options, default="digits", method=options.method).config
     request = BenchmarkRequest(config, options.rounds, options.accelerator, options.data_dir)
 

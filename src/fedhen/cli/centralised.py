@@ -8,11 +8,12 @@ from typing import Any
 from fedhen.cli.options import add_recipe, add_training_options, choose, spread_over_seeds
 from fedhen.cli.training import train_seeds
 from fedhen.config.recipes import make_centralised
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 
 EXAMPLES = """\
 A round is an epoch. There are 100 epochs of SGD with momentum 0.9, batches of 128 and weight decay 0.0005. The learning
-rate rises to 0.1 over the first 5 epochs, then falls to 0 along a cosine. Augmentation and clip are the recipe's.
+rate rises to 0.1 over the first 5 epochs, then falls to 0 along a cosine. Augmentation and clip are the recipe's. A
+recipe with another optimiser, like shakespeare, keeps its optimiser, learning rate and batches.
 
 examples:
   fedhen centralised cifar10-iid --tier complex
@@ -38,7 +39,7 @@ def add_commands(commands: Any) -> None:
 
 def centralised_command(options: argparse.Namespace) -> int:
     if not 0 < options.fraction <= 1:
-        raise UserError(f"--fraction {options.fraction:g}: it must be above 0 and at most 1")
+        raise ConfigError(f"--fraction {options.fraction:g}: it must be above 0 and at most 1")
     # With `options.tier` set, `choose` would give this tier to every device of the population.
     tier, options.tier = options.tier, None
     choice = choose(options, prepare=lambda recipe: make_centralised(recipe, tier, options.fraction))

@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fedhen.cli.options import add_method_options, add_recipe, add_training_options, choose, spread_over_seeds
-from fedhen.cli.training import COMBINED, METHODS_HELP, Job, train_below
+from fedhen.cli.options import add_method_options, add_recipe, add_training_options, choose, parse_seeds
+from fedhen.cli.training import COMBINED, METHODS_HELP, train_below
+from fedhen.config.recipes import PAPERS_METHODS
 from fedhen.distributed.communicator import current_ranks
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 from fedhen.reports import write_report
 from fedhen.runs.reader import read_run
 
-PAPERS_METHODS = ("fedhen", "noside", "decouple")
 EXAMPLES = """\
 examples:
   fedhen compare
-  fedhen compare digits --rounds 20 --seeds 0,1,2 --out my-comparison
+  fedhen compare digits --rounds 20 --seeds 0,1,2 --run-dir my-comparison
   fedhen compare --config my.toml --methods fedhen,noside
   fedhen compare digits --methods fedhen,noside,decouple,heterofl --local feddyn
 """
@@ -42,17 +42,13 @@ def add_commands(commands: Any) -> None:
 
 
 def compare_command(options: argparse.Namespace) -> int:
+    from fedhen.experiment.choices import plan_comparison
+
     methods = [name.strip() for name in options.methods.split(",") if name.strip()]
     if not methods or len(set(methods)) < len(methods):
-        raise UserError(f"--methods {options.methods!r}: name each method once, like {','.join(PAPERS_METHODS)}")
+        raise ConfigError(f"--methods {options.methods!r}: name each method once, like {','.join(PAPERS_METHODS)}")
     by_method = [choose(options, default="digits", method=name) for name in methods]
-    if len({choice.config.method for choice in by_method}) < len(by_method):
-        raise UserError("two of the methods have the same name: rename one of them")
-    choices = [each for choice in by_method for each in spread_over_seeds(choice, options)]
-    jobs = []
-    for config, method in sorted(choices, key=lambda choice: choice.config.seed):
-        label = config.method if options.seeds is None else f"{config.method} seed {config.seed}"
-        jobs.append(Job(label, label.replace(" seed ", "-seed"), config, method))
+    jobs = plan_comparison(by_method, parse_seeds(options))
     folders = train_below(jobs, options, f"{jobs[0].config.recipe}-compare")
     if current_ranks().rank:
         return 0

@@ -12,15 +12,16 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from fedhen.cli.options import DATA_HELP, RUNS, add_data_dir, add_recipe, config_from_options
+from fedhen.cli.options import DATA_HELP, add_data_dir, add_recipe, config_from_options
 from fedhen.cli.own_parts import load_own_parts
 from fedhen.data import archive as archives
 from fedhen.data import download
 from fedhen.data.published import MISSING, PUBLISHED, Files, verify
 from fedhen.data.storage import data_root
-from fedhen.errors import UserError
+from fedhen.errors import DataError
 from fedhen.reports.partition import Partition, write_partition
 from fedhen.runs.folders import create_fresh_folder
+from fedhen.runs.layout import RUNS
 
 DATA_SETS = tuple(PUBLISHED)
 SECONDS_BETWEEN_LINES = 10.0
@@ -113,7 +114,7 @@ def check_command(options: argparse.Namespace) -> int:
     checks = {name: verify(files, roots[name]) for name, files in PUBLISHED.items()}
     found = {name: check for name, check in checks.items() if any(problem != MISSING for _, problem in check)}
     if not found:
-        raise UserError(f"{folder} holds no data set: download one with `fedhen data fetch {DATA_SETS[0]}`")
+        raise DataError(f"{folder} holds no data set: download one with `fedhen data fetch {DATA_SETS[0]}`")
     wrong = []
     for name, check in found.items():
         for file, problem in check:
@@ -123,7 +124,7 @@ def check_command(options: argparse.Namespace) -> int:
         remedies = " and ".join(
             f"`fedhen data fetch {name} --to {quote(str(roots[name]))}`" for name in dict.fromkeys(wrong)
         )
-        raise UserError(f"missing or wrong files: {len(wrong)}; download them with {remedies}")
+        raise DataError(f"missing or wrong files: {len(wrong)}; download them with {remedies}")
     return 0
 
 
@@ -135,10 +136,11 @@ def _count(files: Files) -> str:
 def partition_command(options: argparse.Namespace) -> int:
     config = config_from_options(options)
     from fedhen.data import sources
-    from fedhen.data.partitions import deal
+    from fedhen.data.partitions import deal, hold_out
     from fedhen.experiment.build import fit_devices
 
     data = load_own_parts(options).data or sources.load_data(config.data, data_root(options.data_dir), config.seed)
+    data, _ = hold_out(data, config.evaluation.validation, config.seed)
     if data.shards:
         config = replace(fit_devices(config, data), split=replace(config.split, kind="natural"))
     shards = data.shards or deal(data, config.split, config.devices.number, config.seed)

@@ -10,24 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhen.cli.options import (
-    RUNS,
     add_method_options,
     add_recipe,
     add_rounds,
+    add_run_dir,
     add_settings,
     apply_options,
     choose_one,
     config_from_options,
 )
-from fedhen.cli.training import METHODS_HELP, describe_result, name_run, primary_metric, read_planned_config
+from fedhen.cli.training import METHODS_HELP, describe_result, name_run, read_planned_config
 from fedhen.config.settings import OWN, Config
 from fedhen.config.toml import read_toml
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError, FedhenError, FleetError
 from fedhen.interrupts import RunStopped, stop_on_first_signal
-from fedhen.runs.folders import create_fresh_folder, create_run_folders
-from fedhen.runs.layout import CONFIG, SUMMARY
+from fedhen.runs.folders import Words, create_fresh_folder, create_run_folders
+from fedhen.runs.layout import CONFIG, RUNS, SUMMARY
 from fedhen.runs.records import ACCURACY, MetricInfo
 from fedhen.tracking.console import make_display
+from fedhen.tracking.observers import RunInfo
 
 if TYPE_CHECKING:
     from fedhen.fleet.superlink import SuperLinkClient
@@ -37,7 +38,7 @@ examples:
   fedhen fleet up                        start a SuperLink, four nodes and a run on this machine, then stop everything
   fedhen fleet init my-fleet             write an app, with certificates and keys for testing
   fedhen fleet run my-fleet              start a training on the SuperLink of my-fleet
-  fedhen fleet run my-fleet --resume runs/digits-fedhen-fleet    resume it after a crash
+  fedhen fleet run my-fleet --resume runs/my-fleet-fedhen-fleet    resume it after a crash
 
 docs/fleet.md is a tutorial, and explains who sees what.
 """
@@ -66,7 +67,7 @@ def add_commands(commands: Any) -> None:
         "folder", nargs="?", type=Path, default=Path(), metavar="DIR", help="the fleet's folder (default: .)"
     )
     run.add_argument("--resume", type=Path, metavar="RUN", help="resume this run")
-    run.add_argument("--out", type=Path, metavar="RUN", help="where to write (default: a fresh folder under runs/)")
+    add_run_dir(run)
     add_rounds(run)
     add_settings(run)
     run.add_argument("--quiet", action="store_true", help="show no progress")
@@ -79,7 +80,7 @@ def add_commands(commands: Any) -> None:
     up.add_argument("--rounds", type=int, metavar="N", default=3, help="communication rounds (default: %(default)s)")
     up.add_argument("--active", type=int, metavar="N", help="nodes that train in a round (default: all)")
     up.add_argument("--secure", action="store_true", help="use TLS and a key for every node")
-    up.add_argument("--out", type=Path, metavar="RUN", help="where to write (default: a fresh folder under runs/)")
+    add_run_dir(up)
     up.add_argument("--quiet", action="store_true", help="show no progress")
     up.set_defaults(run=up_command)
 
@@ -101,7 +102,7 @@ def parse_nodes(options: argparse.Namespace, config: Config) -> dict[str, int]:
     for text in options.nodes:
         tier, equals, number = text.partition("=")
         if not equals or not number.isdigit():
-            raise UserError(f"--nodes {text!r}: write TIER=N, like --nodes small=2")
+            raise ConfigError(f"--nodes {text!r}: write TIER=N, like --nodes small=2")
         given[tier] = int(number)
     return {**found, **given}
 
@@ -128,15 +129,15 @@ def run_command(options: argparse.Namespace) -> int:
     from fedhen.fleet.project import SETTINGS, open_project
     from fedhen.fleet.superlink import SuperLinkClient
 
-    if options.resume is not None and options.out is not None:
-        raise UserError("--resume continues in the run's folder: leave out --out")
+    if options.resume is not None and options.run_dir is not None:
+        raise ConfigError("--resume continues in the run's folder: leave out --run-dir")
     project = open_project(options.folder.resolve())
     config = apply_options(read_toml(project.path / SETTINGS), options)
     superlink = SuperLinkClient(project, Processes(project.path / "logs"))
     if options.resume is not None:
         config = restore_settings(config, options.resume, options.rounds)
     superlink.wait(0.0)
-    run = options.resume or create_run(options.out, config)
+    run = options.resume or create_run(options.run_dir, config)
     follow_run(superlink, config, run, options)
     print(describe_result(run) if (run / SUMMARY).is_file() else f"the run has finished on the server, in {run}")
     return 0
@@ -155,8 +156,9 @@ def follow_run(superlink: SuperLinkClient, config: Config, run: Path, options: a
         try:
             first.release()
             with make_display({config.method: config.rounds}, find_metric(config), options.quiet) as shown:
+                shown.start(RunInfo(config.method, config.rounds, after, run))
                 for record, timing in follow(superlink, number, run, after, config.rounds, resume_command):
-                    shown.show(config.method, record, timing)
+                    shown.round(record, timing)
         except RunStopped as stop:
             message = stop_run(superlink, number)
             # Before its first round and after its last there is nothing to resume.
@@ -168,7 +170,7 @@ def stop_run(superlink: SuperLinkClient, number: str) -> str:
     """Stops a run on the SuperLink. Returns the outcome as a message."""
     try:
         superlink.stop(number)
-    except UserError as error:
+    except FedhenError as error:
         return f"the run could not be stopped: {error}"
     return "stopped"
 
@@ -186,7 +188,7 @@ def up_command(options: argparse.Namespace) -> int:
     config = choose_one(options, default="digits").config
     nodes = parse_nodes(options, config)
     config = fit_to_nodes(config, nodes, options.active)
-    run = create_run(options.out, config)
+    run = create_run(options.run_dir, config)
     local_fleet = LocalFleet(
         run / "fleet", config, nodes, options.secure, report=(lambda _: None) if options.quiet else print_message
     )
@@ -195,24 +197,28 @@ def up_command(options: argparse.Namespace) -> int:
         local_fleet.start(),
         make_display({config.method: config.rounds}, find_metric(config), options.quiet) as shown,
     ):
+        shown.start(RunInfo(config.method, config.rounds, folder=run))
         for record, timing in local_fleet.play(run):
-            shown.show(config.method, record, timing)
+            shown.round(record, timing)
     print(describe_result(run))
     return 0
 
 
 def find_metric(config: Config) -> MetricInfo:
     """Returns the primary metric of the task that the configuration names. The app may have another task."""
+    from fedhen.experiment.playing import primary_metric
     from fedhen.tasks.registry import make_task
 
     return ACCURACY if config.task.name == OWN else primary_metric(make_task(config.task))
 
 
-def create_run(out: Path | None, config: Config) -> Path:
+def create_run(run_dir: Path | None, config: Config) -> Path:
     """Creates the folder of a new run."""
     name = f"{name_run(config)}-fleet"
-    # The message must not suggest --force, which these commands do not have.
-    return create_run_folders(out, [""], instead="")[0] if out is not None else create_fresh_folder(RUNS, name)
+    if run_dir is None:
+        return create_fresh_folder(RUNS, name)
+    # These commands have no --overwrite.
+    return create_run_folders(run_dir, [""], words=Words("--run-dir"))[0]
 
 
 def print_message(message: str) -> None:
@@ -220,6 +226,6 @@ def print_message(message: str) -> None:
 
 
 def require_flower() -> None:
-    """Raises `UserError` if Flower is not installed."""
+    """Raises `FedhenError` if Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
-        raise UserError("a fleet needs Flower, which is not installed: pip install 'fedhen[flower]'")
+        raise FleetError("a fleet needs Flower, which is not installed: pip install 'fedhen[flower]'")

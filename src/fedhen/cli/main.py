@@ -1,4 +1,4 @@
-"""`fedhen`: the commands and their options. Modules that need torch are imported when a command runs."""
+"""`fedhen`: the commands by purpose. Modules that need torch are imported when a command runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,42 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NoReturn
 
-from fedhen.cli import bench, centralised, compare, data, evaluate, fleet, paper, recipes, report, resume, run
+from fedhen.cli import (
+    bench,
+    centralised,
+    compare,
+    completion,
+    data,
+    evaluate,
+    export,
+    finish,
+    fleet,
+    log,
+    paper,
+    predict,
+    recipes,
+    report,
+    resume,
+    run,
+)
 from fedhen.distributed.communicator import RankLost, current_ranks, read_launcher
-from fedhen.errors import UserError, one_line
+from fedhen.errors import FedhenError, one_line
 from fedhen.interrupts import RunStopped
 from fedhen.version import VERSION
 
+PURPOSES = {
+    "train": (run, compare, resume, finish, centralised),
+    "look at results": (report, evaluate, paper, log),
+    "models on devices": (export, predict),
+    "recipes and data": (recipes, data),
+    "fleets": (fleet,),
+    "this machine": (bench, completion),
+}
+"""The commands by purpose: each module adds the command of its name."""
 EXAMPLES = """\
 examples:
   fedhen compare                         FedHeN, NoSide and Decouple on embedded digits, and the report
@@ -36,15 +63,32 @@ def parser() -> Parser:
     """Returns the parser of all commands."""
     top = Parser(
         prog="fedhen",
-        description="Federated learning for fleets of unequal devices.",
+        usage="fedhen COMMAND ...",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action="version", version=f"fedhen {VERSION}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (compare, run, resume, report, evaluate, recipes, data, paper, centralised, bench, fleet):
-        command.add_commands(commands)
+    top.add_argument("-V", "--version", action="version", version=f"fedhen {VERSION}", help="show the version and exit")
+    commands = top.add_subparsers(prog="fedhen", dest="command", help=argparse.SUPPRESS)
+    for modules in PURPOSES.values():
+        for module in modules:
+            module.add_commands(commands)
+    top.description = "Federated learning for fleets of unequal devices.\n\n" + "\n\n".join(list_commands(commands))
+    top.set_defaults(run=partial(show_help, top))
     return top
+
+
+def show_help(top: Parser, options: argparse.Namespace) -> int:
+    """Runs `fedhen` without a command."""
+    top.print_help()
+    return 0
+
+
+def list_commands(commands: argparse._SubParsersAction[Parser]) -> Iterator[str]:
+    """Yields a block of lines for each purpose: its commands, with their help."""
+    texts = {command.dest: command.help for command in commands._choices_actions}
+    for purpose, modules in PURPOSES.items():
+        names = [module.__name__.rpartition(".")[2] for module in modules]
+        yield "\n".join([f"{purpose}:", *(f"  {name:13}{texts[name]}" for name in names)])
 
 
 def show_warning(message: Warning | str, *where: object, **more: object) -> None:
@@ -54,6 +98,8 @@ def show_warning(message: Warning | str, *where: object, **more: object) -> None
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. The exit code is 2 for errors that the user can fix, 130 after Ctrl-C, 143 after SIGTERM."""
+    if any("\0" in argument for argument in arguments or ()):
+        parser().error("an argument contains a null character")
     options = parser().parse_args(arguments)
     try:
         with warnings.catch_warnings():
@@ -61,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code: int = options.run(options)
         sys.stdout.flush()
         return code
-    except UserError as error:
+    except FedhenError as error:
         current_ranks().say(one_line(str(error)))
         return 2
     except RankLost as error:

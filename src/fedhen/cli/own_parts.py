@@ -6,11 +6,10 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedhen.config.recipes import RECIPES
-from fedhen.config.settings import Config
+from fedhen.config.settings import OWN, Config
 from fedhen.config.toml import parse_value
 from fedhen.config.validation import are_counts, from_mapping
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 from fedhen.fileio import untrusted
 from fedhen.fileio.python_files import PythonFiles, is_reference, resolve_reference
 
@@ -75,14 +74,9 @@ def prepare_own_parts(config: Config, options: argparse.Namespace) -> Config:
     """Returns a recipe with the tiers of the user's own family, and the devices of the user's own data."""
     if not any(find_reference(options, part) for part in KEYS):
         return config
-    from fedhen.experiment.build import fit_devices
+    from fedhen.experiment.choices import fit_own_parts
 
-    own = load_own_parts(options)
-    if own.family is not None:
-        tiers = own.family.tiers
-        if config.recipe not in RECIPES or tuple(config.tiers) != tuple(t for t in tiers if t in config.tiers):
-            config = config.with_tiers({tier: 1 / len(tiers) for tier in tiers})
-    return config if own.data is None else fit_devices(config, own.data)
+    return fit_own_parts(config, load_own_parts(options))
 
 
 def name_own_parts(config: Config, options: argparse.Namespace) -> Config:
@@ -110,6 +104,8 @@ def name_own_parts(config: Config, options: argparse.Namespace) -> Config:
 
 def fits_devices(options: argparse.Namespace) -> bool:
     """Returns whether data that comes split decides the number of devices: unless the user has given it."""
+    from fedhen.experiment.choices import names_devices
+
     if not getattr(options, "fits_devices", False):
         return False
     given = dict(setting.split("=", 1) for setting in options.settings if "=" in setting)
@@ -118,9 +114,7 @@ def fits_devices(options: argparse.Namespace) -> bool:
         return False
     if options.config is None:
         return True
-    values = untrusted.read_toml(options.config)
-    tiers, devices = values.get("tiers"), values.get("devices")
-    return not (isinstance(tiers, list) or are_counts(tiers) or (isinstance(devices, dict) and "number" in devices))
+    return not names_devices(untrusted.read_toml(options.config))
 
 
 def check_again(options: argparse.Namespace, config: Config) -> None:
@@ -128,6 +122,10 @@ def check_again(options: argparse.Namespace, config: Config) -> None:
     for part, named in (("family", config.model.family), ("task", config.task.name)):
         given = getattr(options, part)
         if given is not None and (resolve_reference(given) if is_reference(given) else given) != named:
-            raise UserError(f"--{part} {given}: the run's {part} is {named}")
+            if named == OWN:
+                raise ConfigError(f"--{part} {given}: the run's {part} was passed from Python: do this from Python too")
+            raise ConfigError(f"--{part} {given}: the run's {part} is {named}")
     if options.data is not None and not is_reference(options.data):
-        raise UserError(f"--data {options.data}: name data of your own as FILE.py:NAME; other data is found by itself")
+        raise ConfigError(
+            f"--data {options.data}: name data of your own as FILE.py:NAME; other data is found by itself"
+        )

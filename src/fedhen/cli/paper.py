@@ -7,21 +7,21 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedhen.cli.options import RUNS, add_machine, add_resume, add_rounds, add_settings, apply_options
-from fedhen.cli.report import read_readable, report_skipped
-from fedhen.cli.training import Job, train_all
+from fedhen.cli.options import add_machine, add_resume, add_rounds, add_settings, apply_options
+from fedhen.cli.report import print_note
+from fedhen.cli.training import train_all
 from fedhen.config.recipes import load_recipe, make_centralised
 from fedhen.distributed.communicator import current_ranks
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import ConfigError, unknown_name
 from fedhen.reports.paper.report import CENTRALISED, PAPER_RUNS, has_finished_run, write_paper
-from fedhen.runs.folders import create_fresh_folder, reopen_run_folders
-from fedhen.runs.layout import CONFIG, MODEL_OWNERS
-from fedhen.runs.reader import Run
+from fedhen.runs.folders import create_fresh_folder, list_run_folders, reopen_run_folders
+from fedhen.runs.layout import MODEL_OWNERS, RUNS
+from fedhen.runs.reader import Run, read_readable
 
-DEPTH = 3
-"""How many levels of folders below --runs are searched for runs."""
+if TYPE_CHECKING:
+    from fedhen.experiment.choices import Job
 
 FLEET = ("devices", "tiers", "split", "server", "local", "objective")
 
@@ -57,7 +57,7 @@ def add_commands(commands: Any) -> None:
     add_rounds(paper)
     add_machine(paper)
     add_resume(paper, "--runs")
-    paper.set_defaults(run=paper_command, force=False)
+    paper.set_defaults(run=paper_command)
 
 
 def paper_command(options: argparse.Namespace) -> int:
@@ -69,9 +69,11 @@ def paper_command(options: argparse.Namespace) -> int:
         else:
             train_all(jobs, options, lambda: (create_fresh_folder(options.runs, job.folder) for job in jobs))
     elif options.only or options.seed is not None or options.rounds or options.settings or options.resume:
-        raise UserError("--only, --seed, --rounds, --set and --resume need --run")
+        raise ConfigError("--only, --seed, --rounds, --set and --resume need --run")
     elif not options.runs.is_dir():
-        raise UserError(f"{options.runs} does not exist: name the folder of your runs with --runs, or train with --run")
+        raise ConfigError(
+            f"{options.runs} does not exist: name the folder of your runs with --runs, or train with --run"
+        )
     if current_ranks().rank:
         return 0
     out = options.out or options.runs / "paper"
@@ -93,15 +95,16 @@ def plan_missing(wanted: Sequence[str], options: argparse.Namespace) -> list[Job
 
 def find_runs(folder: Path) -> list[Run]:
     """Reads the runs below a folder. Skips those that cannot be read, with a message."""
-    paths = sorted(path for depth in range(DEPTH + 1) for path in folder.glob("*/" * depth + CONFIG))
-    runs, errors = read_readable([path.parent for path in paths])
-    report_skipped(errors)
+    runs, errors = read_readable(list_run_folders(folder))
+    for error in errors:
+        print_note(f"skipped: {error}")
     return runs
 
 
 def missing_jobs(runs: Sequence[Run], wanted: Sequence[str], options: argparse.Namespace) -> Iterator[Job]:
     """Yields the wanted jobs that have no finished run."""
     from fedhen.algorithm.methods import load_method
+    from fedhen.experiment.choices import Job
 
     for recipe, method in PAPER_RUNS:
         config = replace(apply_options(load_recipe(recipe), options), method=method)

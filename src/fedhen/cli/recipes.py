@@ -11,7 +11,9 @@ from fedhen.config.recipes import RECIPES, load_recipe
 
 def add_commands(commands: Any) -> None:
     command = commands.add_parser("recipes", help="list the recipes, or print one as TOML")
-    command.add_argument("name", nargs="?", metavar="NAME", help="print this recipe, with the meaning of every setting")
+    command.add_argument(
+        "name", nargs="?", metavar="RECIPE", help="print this recipe, with the meaning of every setting"
+    )
     command.set_defaults(run=recipes_command)
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhen.cli.options import RUNS
-from fedhen.errors import UserError, one_line
-from fedhen.reports import write_report
-from fedhen.runs.folders import create_fresh_folder
-from fedhen.runs.layout import CONFIG, MODEL_OWNERS
-from fedhen.runs.reader import Run, read_run
+from fedhen.errors import FedhenError
+from fedhen.reports import report_folders
+from fedhen.runs.layout import MODEL_OWNERS
 
 EXAMPLES = """\
 examples:
-  fedhen report runs/digits-compare
+  fedhen report runs/digits-compare          all runs in a folder
   fedhen report runs/digits-fedhen-seed0 runs/digits-noside-seed0 --out my-report
   fedhen report runs/digits-compare --target simple=92,90 --target complex=auto
   fedhen report runs/my-language-models --target simple=6.0     the perplexity to reach
@@ -57,54 +54,21 @@ def add_commands(commands: Any) -> None:
 
 
 def report_command(options: argparse.Namespace) -> int:
-    if options.rounds is not None and options.rounds < 1:
-        raise UserError(f"--rounds {options.rounds}: it must be at least 1")
-    folders = list(find_run_folders(options.runs))
-    runs = read_runs(folders)
-    if options.rounds is not None:
-        runs = [run.truncate(options.rounds) for run in runs]
-    out = options.out or (options.runs[0] if len(options.runs) == 1 else create_fresh_folder(RUNS, "report"))
-    report = write_report(runs, out, targets=parse_targets(options.target), owner=options.of)
+    report = report_folders(
+        options.runs,
+        options.out,
+        targets=parse_targets(options.target),
+        owner=options.of,
+        rounds=options.rounds,
+        skip=print_note,
+    )
     print(report.text)
-    print(f"page: {out / 'report.html'}")
+    print(f"page: {report.paths[0]}")
     return 0
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Reads the runs. Skips those that cannot be read, with a message. Raises UserError if none can be read."""
-    runs, errors = read_readable(folders)
-    if not runs:
-        raise UserError(errors[0] if len(errors) == 1 else f"none of {len(errors)} runs can be read: {errors[0]}")
-    report_skipped(errors)
-    return runs
-
-
-def read_readable(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Returns the runs that can be read, and the errors of the others."""
-    runs, errors = [], []
-    for folder in folders:
-        try:
-            runs.append(read_run(folder))
-        except UserError as error:
-            errors.append(str(error))
-    return runs, errors
-
-
-def report_skipped(errors: Sequence[str]) -> None:
-    for text in errors:
-        print(f"fedhen: skipped: {one_line(text)}", file=sys.stderr)
-
-
-def find_run_folders(paths: Iterable[Path]) -> Iterable[Path]:
-    """Yields the run folders among `paths` and directly inside them."""
-    for path in paths:
-        inside = sorted(child for child in path.iterdir() if (child / CONFIG).is_file()) if path.is_dir() else []
-        if (path / CONFIG).is_file():
-            yield path
-        elif inside:
-            yield from inside
-        else:
-            raise UserError(f"{path} is not a run folder and contains none: a run folder has a {CONFIG}")
+def print_note(text: str) -> None:
+    print(f"fedhen: {text}", file=sys.stderr)
 
 
 def parse_targets(texts: Sequence[str]) -> dict[str, list[float]] | None:
@@ -117,5 +81,5 @@ def parse_targets(texts: Sequence[str]) -> dict[str, list[float]] | None:
                 raise ValueError
             found[tier] = [] if values == AUTO else [float(value) for value in values.split(",")]
         except ValueError:
-            raise UserError(f"--target {text!r}: write it like simple=92,90 or simple=auto") from None
+            raise FedhenError(f"--target {text!r}: write it like simple=92,90 or simple=auto") from None
     return found or None

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from fedhen.cli.options import RUNS, Choice
 from fedhen.cli.own_parts import fits_devices, load_own_parts
 from fedhen.config import toml
 from fedhen.config.settings import Config
+from fedhen.config.validation import from_mapping
 from fedhen.distributed.communicator import current_ranks
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError, one_line
 from fedhen.interrupts import RunStopped, stop_after_round, stop_ranks_after_round
+from fedhen.reports.names import OWNER_NAMES
 from fedhen.runs.folders import create_fresh_folder, create_run_folders, find_config, reopen_run_folders
-from fedhen.runs.layout import reported_owner
-from fedhen.runs.reader import read_run
+from fedhen.runs.layout import RUNS, reported_owner
+from fedhen.runs.reader import Run, read_run
 from fedhen.runs.records import ACCURACY, MetricInfo, Summary
-from fedhen.tracking.console import make_display
+from fedhen.tracking.trackers import check_track
 
 if TYPE_CHECKING:
-    from fedhen.algorithm.methods import Method
-    from fedhen.tasks import Task
+    from fedhen.experiment.choices import Choice, Job
 
-METHODS_HELP = "fedhen, noside, decouple, side-apart, heterofl, fedavg, or your own as file.py:NAME"
+NO_CHANGES: Mapping[str, Any] = {}
+METHODS = ("fedhen", "noside", "decouple", "side-apart", "heterofl", "fedavg")
+"""The names of the methods, for commands that do without torch."""
+METHODS_HELP = f"{', '.join(METHODS)}, or your own as file.py:NAME"
 COMBINED = """\
 
 Any method can be combined with any --local (plain, fedprox, scaffold, feddyn), with any tiers, and with a nest by
@@ -35,74 +38,61 @@ width.
 """
 
 
-class Job(NamedTuple):
-    """A configuration to train."""
-
-    name: str
-    folder: str
-    """The name of its folder below the parent folder of all jobs; "" is the parent itself."""
-    config: Config
-    method: Method
-
-
 def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callable[[], Iterable[Path]]) -> int:
     """Trains every job into its folder and returns the number of rounds that were played.
 
     `folders` creates the folders. It is called on rank 0 only, after all jobs are checked.
     """
     from fedhen.distributed import process_group
-    from fedhen.experiment.build import build_populations, start_experiment
+    from fedhen.experiment.playing import prepare_runs
     from fedhen.experiment.resume import ResumePolicy
-    from fedhen.experiment.runner import play_run
-    from fedhen.hardware.accelerator import choose_device
 
-    ranks = process_group.join(choose_device(options.accelerator))
-    chosen = [(job.config, job.method) for job in jobs]
-    own = load_own_parts(options)
-    populations = list(build_populations(chosen, options.accelerator, options.data_dir, own, fits_devices(options)))
-    places = (folder for make in [folders] for folder in make())
+    runs = prepare_runs(
+        jobs,
+        track=check_track(getattr(options, "track", []), "--track"),
+        accelerator=options.accelerator,
+        data_dir=options.data_dir,
+        own=load_own_parts(options),
+        fit=fits_devices(options),
+    )
     policy, played = ResumePolicy(resume=options.resume, restart=getattr(options, "restart", False)), 0
-    # All jobs of a command have the same task.
-    metric = next((primary_metric(population.task) for population in populations), ACCURACY)
-    shown = make_display({job.name: job.config.rounds for job in jobs}, metric, options.quiet or ranks.rank > 0)
-    several = ranks.number > 1
-    interrupts = stop_ranks_after_round(ranks.rank, process_group.has_lost) if several else stop_after_round()
-    with shown, interrupts as stop:
-        for job, population in zip(jobs, populations, strict=True):
-            # Experiments are started one by one, because each holds the last models of all its devices.
-            experiment = start_experiment(population, ranks=ranks)
-            folder = Path(ranks.first(lambda: str(next(places))))
+    several, rank = runs.ranks.number > 1, runs.ranks.rank
+    interrupts = stop_ranks_after_round(rank, process_group.has_lost) if several else stop_after_round()
+    with runs.make_display(options.quiet) as shown, interrupts as stop:
+        for play in runs.play(folders, shown, policy, stop):
             try:
-                for step in play_run(folder, experiment, policy, stop):
-                    shown.show(job.name, step.record, step.timing)
-                    played += 1
+                played += sum(1 for _ in play)
             except RunStopped as stopped:
-                rest = f"; the same command with --resume resumes all runs in {folder.parent}" if len(jobs) > 1 else ""
+                parent = play.folder and play.folder.parent
+                rest = f"; the same command with --resume resumes all runs in {parent}" if len(jobs) > 1 else ""
                 raise RunStopped(stopped.signal, f"{stopped}{rest}", stopped.abandoned) from None
-            del experiment
+            del play
     return played
 
 
 def train_below(jobs: Sequence[Job], options: argparse.Namespace, name: str) -> list[Path]:
-    """Trains the jobs into --out, or into a fresh folder of that name under runs/."""
+    """Trains the jobs into --run-dir, or into a fresh folder of that name under runs/."""
     created: list[Path] = []
 
     def folders() -> list[Path]:
         names = [job.folder for job in jobs]
         if options.resume:
-            created.extend(reopen_run_folders(options.out or RUNS / name, names))
+            created.extend(reopen_run_folders(options.run_dir or RUNS / name, names))
         else:
-            created.extend(create_run_folders(options.out or create_fresh_folder(RUNS, name), names, options.force))
+            parent = options.run_dir or create_fresh_folder(RUNS, name)
+            created.extend(create_run_folders(parent, names, options.overwrite))
         return created
 
-    if options.resume and options.force:
-        raise UserError("--resume continues what --force would replace: leave out one of them")
+    if options.resume and options.overwrite:
+        raise ConfigError("--resume continues what --overwrite would replace: leave out one of them")
     train_all(jobs, options, folders)
     return created
 
 
 def train_seeds(choices: Sequence[Choice], options: argparse.Namespace, name: str) -> int:
     """Trains one configuration with each seed, and prints the result of each run."""
+    from fedhen.experiment.choices import Job
+
     several = len(choices) > 1
     jobs = [
         Job(f"{c.method} seed {c.seed}" if several else c.method, f"seed{c.seed}" if several else "", c, method)
@@ -120,18 +110,15 @@ def name_run(config: Config) -> str:
     return f"{config.recipe}-{config.method}{local}"
 
 
-def read_planned_config(folder: Path, rounds: int | None) -> Config:
-    """Returns the configuration of a run, with the given rounds, if any. Rounds can be added but not removed."""
+def read_planned_config(folder: Path, rounds: int | None, stop: Mapping[str, Any] = NO_CHANGES) -> Config:
+    """Returns the configuration of a run, with the given rounds, if any, and the given parts of its [stop].
+
+    Rounds can be added but not removed.
+    """
     config = toml.read_toml(find_config(folder))
     if rounds is not None and rounds < config.rounds:
-        raise UserError(f"{folder} was planned for {config.rounds} rounds; rounds can be added but not removed")
-    return config if rounds is None else replace(config, rounds=rounds)
-
-
-def primary_metric(task: Task) -> MetricInfo:
-    from fedhen.tasks.registry import describe_metrics
-
-    return MetricInfo(**describe_metrics(task)[0])
+        raise ConfigError(f"{folder} was planned for {config.rounds} rounds; rounds can be added but not removed")
+    return from_mapping({"stop": stop}, config if rounds is None else replace(config, rounds=rounds))
 
 
 def describe_result(folder: Path) -> str:
@@ -140,15 +127,27 @@ def describe_result(folder: Path) -> str:
     summary = run.summary or Summary({})
     final = summary.final
     owner = reported_owner(final) if final else ""
-    whose = ", server's model" if owner == "server" else ""
-    lines = [f"{tier:10} {describe_score(run.metric, x)}{whose}" for tier, x in final.get(owner, {}).items()]
+    scores = final.get(owner, {}).items()
+    lines = [f"{tier:10} {describe_score(run.metric, x)} ({OWNER_NAMES[owner]})" for tier, x in scores]
     dropped = [f"{summary.dropped} devices were dropped for weights that are not finite"] * bool(summary.dropped)
     failed = [f"{summary.failed} devices failed and were left out: {folder}/errors.jsonl"] * bool(summary.failed)
     late = [f"{summary.late} answers were late and were left out"] * bool(summary.late)
-    return "\n".join([*lines, *dropped, *failed, *late, f"run: {folder}"])
+    return "\n".join([*lines, *dropped, *failed, *late, *describe_stop(run), f"run: {folder}"])
+
+
+def describe_stop(run: Run) -> list[str]:
+    """Returns why a run ended before its last planned round; nothing if it did not."""
+    if not run.stopped:
+        return []
+    lines = [f"stopped after {run.length} of {run.settings.rounds} rounds: {one_line(run.stopped)}"]
+    last = max((record.round for record in run.rounds if record.values(run.metric.name)), default=0)
+    if last < run.length:
+        scored = f"the scores are of round {last}" if last else "no round was evaluated"
+        lines.append(f"{scored}; `fedhen evaluate` scores the models of round {run.length}")
+    return lines
 
 
 def describe_score(metric: MetricInfo, value: float | None) -> str:
     # 84.4 % of the test set; perplexity 5.52 on the test set
     shown = metric.format(value)
-    return f"{shown} of the test set" if metric == ACCURACY else f"{metric.name} {shown} on the test set"
+    return f"{shown} of the test set" if metric == ACCURACY else f"{metric.title} {shown} on the test set"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedhen.config.settings import LocalConfig, ServerConfig, TrainingConfig
@@ -27,16 +27,16 @@ SERVER = {
 
 
 def check_optimizers(training: TrainingConfig, server: ServerConfig, local: LocalConfig) -> None:
-    """Raises a UserError if a setting does not fit the chosen optimisers."""
+    """Raises a ConfigError if a setting does not fit the chosen optimisers."""
     check_settings_are_read("training", training, TRAINING)
     check_settings_are_read("server", server, SERVER)
     if training.optimizer_state == "device" and training.optimizer == "sgd" and not training.momentum:
-        raise UserError(
+        raise ConfigError(
             "training.optimizer_state=device has nothing to keep: set training.momentum, or another training.optimizer"
         )
     if local.name == "scaffold" and training.optimizer != "sgd":
         # Its memory (w_server − w_i)/(K·lr) is the mean gradient only after K plain steps of size lr.
-        raise UserError(
+        raise ConfigError(
             f"local.name=scaffold does not work with training.optimizer={training.optimizer}: set it to sgd, "
             "or use local.name=feddyn"
         )
@@ -45,12 +45,12 @@ def check_optimizers(training: TrainingConfig, server: ServerConfig, local: Loca
 def check_settings_are_read(
     section: str, settings: TrainingConfig | ServerConfig, read_by: Mapping[str, tuple[str, ...]]
 ) -> None:
-    """Raises a UserError if a setting that the section's optimiser does not read has another value than its default."""
+    """Raises a ConfigError if a setting that the optimiser does not read is not its default."""
     default = type(settings)()
     for name in sorted({name for names in read_by.values() for name in names} - {*read_by[settings.optimizer]}):
         if getattr(settings, name) != getattr(default, name):
             readers = " or ".join(optimizer for optimizer, names in read_by.items() if name in names)
-            raise UserError(
+            raise ConfigError(
                 f"{section}.{name} has no effect with {section}.optimizer={settings.optimizer}: "
                 f"set it to {getattr(default, name)}, or set {section}.optimizer to {readers}"
             )

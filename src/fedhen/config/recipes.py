@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,11 @@ from fedhen.config.settings import (
 )
 from fedhen.errors import unknown_name
 
+PAPERS_METHODS = ("fedhen", "noside", "decouple")
+
 
 def digits() -> Config:
-    """8×8 digits (embedded) on 20 devices, half of them simple: FedHeN's effect in two minutes on two cores."""
+    """8×8 digits (embedded) on 20 devices, half of them simple: FedHeN's effect in under a minute on two cores."""
     return Config(
         recipe="digits",
         rounds=40,
@@ -132,20 +135,16 @@ def make_centralised(config: Config, tier: str, fraction: float = 1.0) -> Config
 
     A round is an epoch. The schedule is a common one: SGD with momentum 0.9, batches of 128, weight decay 0.0005, and a
     learning rate that rises to 0.1 over the first 5 of 100 epochs (without the rise some models do not learn for many
-    epochs) and falls to 0 along a cosine. Clip and augmentation are the recipe's.
+    epochs) and falls to 0 along a cosine. Clip and augmentation are the recipe's. A recipe with another optimiser keeps
+    its optimiser, step size and batches.
     """
     if tier not in config.tiers:
         raise unknown_name("tier", tier, config.tiers)
-    training = replace(
-        config.training,
-        epochs=1,
-        batch_size=128,
-        momentum=0.9,
-        weight_decay=5e-4,
-        lr=0.1,
-        lr_schedule="cosine",
-        lr_warmup=5,
-    )
+    training = replace(config.training, epochs=1, max_steps=0)
+    if training.optimizer == "sgd":
+        training = replace(
+            training, batch_size=128, momentum=0.9, weight_decay=5e-4, lr=0.1, lr_schedule="cosine", lr_warmup=5
+        )
     return replace(
         config,
         recipe=f"{config.recipe.partition('-')[0]}-centralised",
@@ -159,8 +158,22 @@ def make_centralised(config: Config, tier: str, fraction: float = 1.0) -> Config
         evaluation=replace(config.evaluation, every=1),
         # A single device can use all cores.
         runtime=replace(config.runtime, threads=0),
+        stop=replace(config.stop, until={}),
         targets={},
     )
+
+
+def make_recipe_name(path: Path) -> str:
+    """Returns the name of a file or folder as a name for a recipe."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip(".-") or "own"
+
+
+def take_data(config: Config, path: Path) -> Config:
+    """Returns a recipe with the user's own data. Other data make it another experiment."""
+    # An absolute path, so that the run can be repeated from any folder.
+    path = path.resolve()
+    data = replace(config.data, name=str(path), limit=0)
+    return replace(config, recipe=f"{config.recipe}-on-{make_recipe_name(path)}", data=data, targets={})
 
 
 def read_recipe_file(path: Path, prepare: Callable[[Config], Config] = lambda base: base) -> Config:

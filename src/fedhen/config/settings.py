@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedhen.config.optimizer_settings import check_optimizers
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import ConfigError, unknown_name
 
 ACCELERATORS = ("auto", "cpu", "cuda")
 OWN = "python"
@@ -103,7 +103,9 @@ class SplitConfig:
 class DevicesConfig:
     """The devices, and which of them are active in a round."""
 
-    number: int = setting(100, "number of devices; data that comes split decides it", least=1)
+    number: int = setting(
+        100, "number of devices; data that comes split decides it, but a single device holds all of it", least=1
+    )
     active: int = setting(10, "number of active devices in a round", least=1)
     sampling: Literal["uniform", "by-tier", "bernoulli", "loss"] = setting(
         "uniform",
@@ -253,6 +255,25 @@ class EvaluationConfig:
     )
     ensemble: bool = setting(False, "also score the mean prediction of a model's exits, recorded as `ensemble`")
     batch_size: int = setting(0, "test images scored at a time; 0: 1000 on a GPU, 100 on a CPU", least=0)
+    validation: float = setting(
+        0.0,
+        "share of the training examples that is held out to choose the best round and to stop, recorded as "
+        "`validation`; 0: both look at the test set",
+        least=0,
+        most=0.9,
+    )
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """When a run stops before its last round, by the models that reports show. It may change on resume."""
+
+    until: dict[str, float] = setting(
+        {},
+        "value of the primary metric by tier; the run stops after the first evaluation in which all are reached; "
+        "shares like accuracy in percent",
+    )
+    patience: int = setting(0, "stop after this many evaluations in a row that improve no tier; 0: never", least=0)
 
 
 @dataclass(frozen=True)
@@ -342,6 +363,7 @@ class Config:
     local: LocalConfig = field(default_factory=LocalConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     fleet: FleetConfig = field(default_factory=FleetConfig)
@@ -355,28 +377,30 @@ class Config:
         for name in (self.recipe, self.method, *self.tiers):
             # They become parts of the names of folders and files.
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-                raise UserError(f"{name!r} cannot be a name here: use letters, digits, '_', '-' and '.'")
+                raise ConfigError(f"{name!r} cannot be a name here: use letters, digits, '_', '-' and '.'")
         if any(weight < 0 for weight in self.objective.exit_weights.values()):
-            raise UserError("objective.exit_weights must not be negative")
+            raise ConfigError("objective.exit_weights must not be negative")
         if self.devices.active > self.devices.number:
-            raise UserError(
+            raise ConfigError(
                 f"devices.active={self.devices.active} is more than devices.number={self.devices.number}: lower it"
             )
         if not self.tiers or min(self.tiers.values()) <= 0:
-            raise UserError("tiers needs at least one tier, and every tier a share above 0")
+            raise ConfigError("tiers needs at least one tier, and every tier a share above 0")
         if abs(sum(self.tiers.values()) - 1) > 1e-6:
             total = f"{sum(self.tiers.values()):g}"
-            raise UserError(f"the shares in tiers add up to {total}: they must add up to 1, or count the devices")
-        for tier in self.targets:
-            if tier not in self.tiers:
-                raise unknown_name("tier in targets", tier, self.tiers)
-            if self.task.name == "classification" and not all(0 < target <= 100 for target in self.targets[tier]):
-                raise UserError(f"targets.{tier} must be percents, above 0 and at most 100")
+            raise ConfigError(f"the shares in tiers add up to {total}: they must add up to 1, or count the devices")
+        until = {tier: (value,) for tier, value in self.stop.until.items()}
+        for key, targets in (("targets", self.targets), ("stop.until", until)):
+            for tier in targets:
+                if tier not in self.tiers:
+                    raise unknown_name(f"tier in {key}", tier, self.tiers)
+                if self.task.name == "classification" and not all(0 < target <= 100 for target in targets[tier]):
+                    raise ConfigError(f"{key}.{tier} must be percents, above 0 and at most 100")
         if 0 in self.tier_sizes().values():
-            raise UserError(f"devices.number={self.devices.number} leaves a tier without a device: raise it")
+            raise ConfigError(f"devices.number={self.devices.number} leaves a tier without a device: raise it")
         check_optimizers(self.training, self.server, self.local)
         if self.devices.tiers and Counter(self.devices.tiers) != self.tier_sizes():
-            raise UserError(
+            raise ConfigError(
                 f"devices.tiers has {_list(Counter(self.devices.tiers))}, but tiers and devices.number make "
                 f"{_list(self.tier_sizes())}: give tiers as the list, or make devices.tiers empty"
             )
@@ -398,7 +422,14 @@ class Config:
     def with_tiers(self, shares: Mapping[str, float]) -> Config:
         """Returns the configuration with these tiers, whose devices are in their order, and targets of these only."""
         targets = {tier: values for tier, values in self.targets.items() if tier in shares}
-        return replace(self, tiers=dict(shares), devices=replace(self.devices, tiers=()), targets=targets)
+        until = {tier: value for tier, value in self.stop.until.items() if tier in shares}
+        return replace(
+            self,
+            tiers=dict(shares),
+            devices=replace(self.devices, tiers=()),
+            stop=replace(self.stop, until=until),
+            targets=targets,
+        )
 
 
 def _list(counts: Mapping[str, int]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedhen.config.settings import Config
 from fedhen.config.validation import from_mapping, rename_settings
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError, FedhenError
 from fedhen.fileio import untrusted
 
 
@@ -39,14 +39,14 @@ def read_toml(path: Path, base: Config | None = None, only: Collection[str] = ()
     try:
         values = untrusted.read_toml(path)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not TOML: {untrusted.describe_error(error)}") from None
+        raise ConfigError(f"{path} is not TOML: {untrusted.describe_error(error)}") from None
     try:
         values = {key: value for key, value in values.items() if key in only} if only else rename_settings(values)
         return from_mapping(values, base)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    except FedhenError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def parse_toml(text: str) -> Config:
@@ -63,7 +63,7 @@ def apply_settings(config: Config, assignments: Iterable[str]) -> Config:
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"--set {assignment!r}: write section.key=value, like --set training.lr=0.05")
+            raise ConfigError(f"--set {assignment!r}: write section.key=value, like --set training.lr=0.05")
         *path, last = key.strip().split(".")
         table = tree
         for name in path:

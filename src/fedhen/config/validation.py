@@ -8,10 +8,11 @@ import numbers
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from typing import Any, Literal
 
 from fedhen.config.settings import Config
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import ConfigError, FedhenError, unknown_name
 
 LARGEST = 2**63 - 1
 """The largest whole number that arrays can hold."""
@@ -73,15 +74,26 @@ def flatten(tree: Mapping[str, Any], kept: Collection[str] = (), prefix: str = "
     return leaves
 
 
-def type_hints(section: type) -> dict[str, Any]:
+@cache
+def type_hints(section: type) -> Mapping[str, Any]:
     """Returns the types of a section's settings."""
     return typing.get_type_hints(section)
 
 
 def from_mapping(values: Mapping[str, Any], base: Config | None = None) -> Config:
-    """Makes a configuration from nested values over a base. Raises a UserError that names the key that is wrong."""
+    """Makes a configuration from nested values over a base. Raises a ConfigError that names the key that is wrong.
+
+    A section may be a table, which changes what it names, or an object like `TrainingConfig`, which replaces it whole.
+    """
     base = base or Config()
+    values = {name: _as_table(name, value) for name, value in values.items()} if isinstance(values, Mapping) else values
     return typing.cast(Config, _section(Config, read_tiers(values, base), base, ""))
+
+
+def _as_table(name: str, value: Any) -> Any:
+    """Returns a whole section that is given as an object as a table."""
+    section = type_hints(Config).get(name)
+    return vars(value) if dataclasses.is_dataclass(section) and isinstance(value, typing.cast(type, section)) else value
 
 
 def read_tiers(values: Any, base: Config) -> Any:
@@ -100,13 +112,13 @@ def read_tiers(values: Any, base: Config) -> Any:
             if not isinstance(tier, str) or tier not in base.tiers:
                 raise unknown_name("tier in tiers", tier, base.tiers)
         if len(tiers) != number:
-            raise UserError(f"tiers lists {len(tiers)} devices, and devices.number={number}: they must agree")
+            raise ConfigError(f"tiers lists {len(tiers)} devices, and devices.number={number}: they must agree")
         counts = {tier: tiers.count(tier) for tier in base.tiers if tier in tiers}
         values = {**values, "devices": {**devices, "tiers": tiers}}
     elif are_counts(tiers):
         counts = tiers
         if sum(counts.values()) != number:
-            raise UserError(
+            raise ConfigError(
                 f"tiers counts {sum(counts.values())} devices, and devices.number={number}: they must agree, "
                 "or give shares that add up to 1"
             )
@@ -125,7 +137,7 @@ def are_counts(tiers: Any) -> bool:
 
 def _section(section: type, values: Any, base: Any, prefix: str) -> Any:
     if not isinstance(values, Mapping):
-        raise UserError(f"{prefix.rstrip('.')} must be a table, found {_toml_type(values)}")
+        raise ConfigError(f"{prefix.rstrip('.')} must be a table, found {_toml_type(values)}")
     fields, kinds, changes = {f.name: f for f in dataclasses.fields(section)}, type_hints(section), {}
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -139,28 +151,28 @@ def _section(section: type, values: Any, base: Any, prefix: str) -> Any:
     return dataclasses.replace(base, **changes)
 
 
-def _unknown_setting(key: str, here: list[str]) -> UserError:
+def _unknown_setting(key: str, here: list[str]) -> FedhenError:
     if key in RENAMED:
-        return UserError(f"{key} is now {RENAMED[key]}")
+        return ConfigError(f"{key} is now {RENAMED[key]}")
     elsewhere = [full for full, _ in list_settings() if full.rpartition(".")[2] == key.rpartition(".")[2]]
     if elsewhere:
-        return UserError(f"unknown setting {key!r}: did you mean {elsewhere[0]!r}?")
+        return ConfigError(f"unknown setting {key!r}: did you mean {elsewhere[0]!r}?")
     return unknown_name("setting", key, here)
 
 
 def _check_bounds(bounds: Mapping[str, Any], value: Any, key: str) -> None:
     if bounds["least"] is not None and not value >= bounds["least"]:
-        raise UserError(f"{key} = {value} is too small: it must be at least {bounds['least']}")
+        raise ConfigError(f"{key} = {value} is too small: it must be at least {bounds['least']}")
     if bounds["above"] is not None and not value > bounds["above"]:
-        raise UserError(f"{key} = {value} is too small: it must be above {bounds['above']}")
+        raise ConfigError(f"{key} = {value} is too small: it must be above {bounds['above']}")
     if bounds["most"] is not None and not value <= bounds["most"]:
-        raise UserError(f"{key} = {value} is too large: it must be at most {bounds['most']}")
+        raise ConfigError(f"{key} = {value} is too large: it must be at most {bounds['most']}")
     if bounds["below"] is not None and not value < bounds["below"]:
-        raise UserError(f"{key} = {value} is too large: it must be below {bounds['below']}")
+        raise ConfigError(f"{key} = {value} is too large: it must be below {bounds['below']}")
 
 
 def _value(kind: Any, value: Any, key: str) -> Any:
-    """Returns the value as that type, or raises a UserError."""
+    """Returns the value as that type, or raises a ConfigError."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         if value not in args:
@@ -170,11 +182,11 @@ def _value(kind: Any, value: Any, key: str) -> Any:
         return _either(args, value, key)
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise UserError(f"{key} must be a list, found {_toml_type(value)}")
+            raise ConfigError(f"{key} must be a list, found {_toml_type(value)}")
         return tuple(_value(args[0], item, key) for item in value)
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise UserError(f"{key} must be a table, found {_toml_type(value)}")
+            raise ConfigError(f"{key} must be a table, found {_toml_type(value)}")
         return {str(name): _value(args[1], item, f"{key}.{name}") for name, item in value.items()}
     return _scalar(kind, value, key)
 
@@ -190,11 +202,11 @@ def _scalar(kind: type, value: Any, key: str) -> Any:
             except OverflowError:
                 value = float("inf")
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{key} must be {_NAMES[kind]}, found {_toml_type(value)} {value!r}")
+        raise ConfigError(f"{key} must be {_NAMES[kind]}, found {_toml_type(value)} {value!r}")
     if isinstance(value, float) and not abs(value) < float("inf"):
-        raise UserError(f"{key} must be a finite number, found {value}")
+        raise ConfigError(f"{key} must be a finite number, found {value}")
     if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
-        raise UserError(f"{key} is a number of {len(str(abs(value)))} digits: it must be at most {LARGEST}")
+        raise ConfigError(f"{key} is a number of {len(str(abs(value)))} digits: it must be at most {LARGEST}")
     return value
 
 
@@ -202,9 +214,9 @@ def _either(kinds: tuple[Any, ...], value: Any, key: str) -> Any:
     for kind in kinds:
         try:
             return _value(kind, value, key)
-        except UserError:
+        except FedhenError:
             continue
-    raise UserError(f"{key} must be {' or '.join(_type_name(kind) for kind in kinds)}, found {value!r}")
+    raise ConfigError(f"{key} must be {' or '.join(_type_name(kind) for kind in kinds)}, found {value!r}")
 
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}

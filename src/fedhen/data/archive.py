@@ -20,7 +20,7 @@ from fedhen.data.storage import (
     open_file,
     write,
 )
-from fedhen.errors import UserError
+from fedhen.errors import DataError
 
 
 def unpack(files: Files, archive: Path, root: Path) -> Path:
@@ -33,7 +33,7 @@ def unpack(files: Files, archive: Path, root: Path) -> Path:
     with explain_read_errors(archive):
         kind = kind_of(files.checksum)
         if (found := digest(archive, kind)) != files.checksum:
-            raise UserError(
+            raise DataError(
                 f"{archive} is not the official {files.archive}: its {kind} is {found}, not {files.checksum}"
             )
     with _stage(files, root, archive) as stage, explain_read_errors(archive):
@@ -60,7 +60,7 @@ def take(files: Files, source: Path, root: Path) -> Path:
         if source.is_file():
             return unpack(files, source, root)
         if not source.is_dir():
-            raise UserError(f"{source} does not exist: name {files.archive}, or the folder {files.folder}")
+            raise DataError(f"{source} does not exist: name {files.archive}, or the folder {files.folder}")
         folder = source / files.folder if (source / files.folder).is_dir() else source
         present = [folder / name for name in files.checksums if (folder / name).is_file()]
     with _stage(files, root, folder) as stage:
@@ -78,14 +78,14 @@ def _stage(files: Files, root: Path, source: Path) -> Iterator[Path]:
         yield Path(stage)
         if missing := [name for name in files.checksums if not (Path(stage) / name).exists()]:
             form = " in binary form" if files.labels else ""
-            raise UserError(f"{source} lacks {', '.join(missing)}: it is not the whole {files.name}{form}")
+            raise DataError(f"{source} lacks {', '.join(missing)}: it is not the whole {files.name}{form}")
         (root / files.folder).mkdir(exist_ok=True)
         for name in files.checksums:
             (Path(stage) / name).replace(root / files.folder / name)
 
 
 def _copy(files: Files, source: IO[bytes], target: Path, label: str) -> None:
-    """Copies a data file. Raises a UserError if it is not the published one, after at most the size of that one."""
+    """Copies a data file. Raises a DataError if it is not the published one, after at most the size of that one."""
     kind, size = kind_of(expected := files.checksums[target.name]), files.sizes[target.name]
     checksum = hasher(kind)
     left = size
@@ -95,6 +95,6 @@ def _copy(files: Files, source: IO[bytes], target: Path, label: str) -> None:
             left -= len(chunk)
             write(file, chunk, target.parent.parent)
     if left or source.read(1):
-        raise UserError(f"{label} has {'fewer' if left else 'more'} than {size} bytes: it is not the published file")
+        raise DataError(f"{label} has {'fewer' if left else 'more'} than {size} bytes: it is not the published file")
     if checksum.hexdigest() != expected:
-        raise UserError(f"{label} was altered: its {kind} is not the published one")
+        raise DataError(f"{label} was altered: its {kind} is not the published one")

@@ -26,7 +26,7 @@ class Draws:
     crops: Coins
     """Whether to crop, for augmentations that crop half of the time."""
 
-    def __getitem__(self, part: slice) -> Draws:
+    def __getitem__(self, part: slice | Index) -> Draws:
         return Draws(self.corners[part], self.flips[part], self.crops[part])
 
 

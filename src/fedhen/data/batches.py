@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedhen import seeds
-from fedhen.data.augmentation import AUGMENTATIONS, Draws, draw
+from fedhen.data.augmentation import AUGMENTATIONS, Coins, Draws, draw
 from fedhen.data.dataset import Data, Index
 from fedhen.data.inputs import Inputs, map_tensors
 
@@ -27,6 +27,15 @@ class Visits:
         """Yields the visits of each batch, in order."""
         for begin, end in zip([0, *self.ends[:-1]], self.ends, strict=True):
             yield slice(int(begin), int(end))
+
+    def only(self, counted: Coins) -> Visits:
+        """Leaves out the batches none of whose examples counts."""
+        kept = [part for part in self.batches() if counted[self.examples[part]].any()]
+        if len(kept) == len(self.ends):
+            return self
+        places = np.concatenate([np.arange(0), *(np.arange(part.start, part.stop) for part in kept)])
+        ends = np.cumsum([part.stop - part.start for part in kept], dtype=np.int64)
+        return Visits(self.examples[places], ends, self.draws[places])
 
 
 def plan_visits(

@@ -9,19 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhen.data.dataset import Data, Normalisation
+from fedhen.data.dataset import Data
 from fedhen.data.published import Files, require
+from fedhen.data.spec import DataSpec, Normalisation
 
 IMAGE = (3, 32, 32)
 NAMES = ("cifar10", "cifar100")
 
 
 def read(files: Files, root: Path) -> Data:
-    """Reads a data set from its folder below `root`; a UserError says which file is wrong and how to get it."""
+    """Reads a data set from its folder below `root`; a DataError says which file is wrong and how to get it."""
     x, y = _read_examples(files, root, files.train)
     x_test, y_test = _read_examples(files, root, files.test)
     pixels = Normalisation(tuple(255 * m for m in files.mean), tuple(255 * s for s in files.std))
-    return Data(x, y, x_test, y_test, files.classes, normalisation=pixels)
+    about = DataSpec(class_names=files.class_names)
+    return Data(x, y, x_test, y_test, files.classes, normalisation=pixels, about=about)
 
 
 def _read_examples(files: Files, root: Path, names: Mapping[str, str]) -> tuple[Tensor, Tensor]:

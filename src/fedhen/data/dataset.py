@@ -12,39 +12,25 @@ from torch import Tensor, nn
 
 from fedhen.data.inputs import (
     Inputs,
-    concatenate,
     count_examples,
     have_same_form,
     list_tensors,
     map_tensors,
-    read_inputs,
-    read_tensor,
     shape_of,
     shapes_of,
     take,
 )
-from fedhen.errors import UserError
+from fedhen.data.spec import DTYPES, DataSpec, Normalisation
+from fedhen.errors import DataError
 
 Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@dataclass(frozen=True)
-class Normalisation:
-    """(x − mean) / std for each channel, in units of the stored pixels."""
+@dataclass(frozen=True, repr=False)
+class FederatedData:
+    """Training and test examples. Make one with `from_arrays`, `from_devices`, `from_table` or `from_datasets`.
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalises a batch (n, channels, height, width)."""
-        shape = (1, -1, 1, 1)
-        mean, std = (torch.tensor(v, device=x.device).view(shape) for v in (self.mean, self.std))
-        return (x.float() - mean) / std
-
-
-@dataclass(frozen=True)
-class Data:
-    """Training and test examples. `shards`, if given, are the training examples of each device.
+    `shards`, if given, are the training examples of each device.
 
     Inputs are a tensor, or a mapping or tuple of tensors; targets are a tensor with a row for each example. There may
     be no test examples: a device of a real fleet has none. Images may be stored as bytes, with a normalisation that is
@@ -61,28 +47,163 @@ class Data:
     normalisation: Normalisation | None = None
     dtype: torch.dtype = torch.float32
     """The type of normalised inputs."""
+    source: str = ""
+    """If a seed has drawn these examples from a data set: the checksum of that data set, which no seed changes."""
+    about: DataSpec | None = DataSpec()
+    """What the tensors do not say of inputs and targets, for models that are given raw inputs; None: not known."""
 
     def __post_init__(self) -> None:
         for name, x, y in (("training", self.x, self.y), ("test", self.x_test, self.y_test)):
             if count_examples(x) != len(y):
-                raise UserError(
+                raise DataError(
                     f"{name} data: {count_examples(x)} inputs need as many targets, "
                     f"found targets of shape {tuple(y.shape)}"
                 )
         if not len(self.y):
-            raise UserError("training data: it has no examples")
+            raise DataError("training data: it has no examples")
         if not have_same_form(self.x, self.x_test):
-            raise UserError(
+            raise DataError(
                 f"training inputs have shape {shapes_of(self.x)}, test inputs {shapes_of(self.x_test)}: they must agree"
             )
         if self.y.shape[1:] != self.y_test.shape[1:]:
-            raise UserError(
+            raise DataError(
                 f"training targets have shape {tuple(self.y.shape[1:])}, test targets {tuple(self.y_test.shape[1:])}: "
                 "they must agree"
             )
         for device, shard in enumerate(self.shards):
             if not len(shard):
-                raise UserError(f"device {device} has no data: give it examples, or remove it")
+                raise DataError(f"device {device} has no data: give it examples, or remove it")
+        if self.normalisation is not None:
+            for tensor in list_tensors(self.x):
+                self.normalisation.check(tensor.shape[1:])
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self.y)} examples of shape {self.shape}", f"{len(self.y_test)} for testing"]
+        parts += [f"{self.classes} classes"] * bool(self.classes) + [f"{len(self.shards)} devices"] * bool(self.shards)
+        return f"<FederatedData: {', '.join(parts)}>"
+
+    def describe(self) -> DataSpec | None:
+        """Returns what models for this data are given and predict. None if that is not known, or cannot be said."""
+        kinds = {tensor.dtype for tensor in list_tensors(self.x)}
+        return self.about.complete(self.x, self.normalisation) if self.about and kinds <= {*DTYPES.values()} else None
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: object,
+        y: object,
+        x_test: object = None,
+        y_test: object = None,
+        classes: int | None = None,
+        *,
+        class_names: Sequence[object] = (),
+        normalisation: object = None,
+    ) -> FederatedData:
+        """Makes data from arrays or tensors, to be split over the devices.
+
+        Args:
+            x: The training inputs: an array, or a mapping or tuple of arrays, with a row for each example.
+            y: The training targets, with a row for each example.
+            x_test, y_test: The test data. Without them models are not scored.
+            classes: The number of classes. By default it follows from the labels.
+            class_names: The name of each class, for predictions. By default classes are called by their numbers.
+            normalisation: (mean, std), each a number or one number a channel or column, by which inputs are normalised
+                when models are given them. By default models are given the inputs as they are.
+        """
+        from fedhen.data.arrays import read_arrays
+
+        return read_arrays(x, y, x_test, y_test, classes, class_names, normalisation)
+
+    @classmethod
+    def from_devices(
+        cls,
+        devices: Sequence[Sequence[object]],
+        x_test: object = None,
+        y_test: object = None,
+        classes: int | None = None,
+        *,
+        class_names: Sequence[object] = (),
+        normalisation: object = None,
+    ) -> FederatedData:
+        """Makes data that is already split: one (x, y) for each device, in order.
+
+        A device may bring test data, as (x, y, x_test, y_test). If `x_test` and `y_test` are not given, models are
+        scored on the test data of all devices together. The other arguments are those of `from_arrays`.
+        """
+        from fedhen.data.arrays import read_devices
+
+        return read_devices(devices, x_test, y_test, classes, class_names, normalisation)
+
+    @classmethod
+    def from_table(
+        cls,
+        table: object,
+        target: str,
+        *,
+        by: str = "",
+        test: object = None,
+        inputs: Sequence[str] = (),
+        test_share: float = 0.1,
+        seed: int = 0,
+        unit: str = "",
+    ) -> FederatedData:
+        """Makes data from a table, split over the devices that one of its columns names.
+
+        Columns of numbers are the inputs, side by side. If a row of a column is itself an array, as token ids are, each
+        column is an input of its own, by name. A target that is text is a class: 0 is the first in alphabetical order.
+
+        Args:
+            table: A pandas DataFrame, the path of a CSV or Parquet file, a `datasets.Dataset`, or a mapping of columns.
+            target: The column to predict.
+            by: The column that says which device a row belongs to. The devices are its values in sorted order. Without
+                it the data is split over the devices by the settings, as that of `from_arrays` is.
+            test: Another table, to test on. By default rows with "test" in a column `split`; if there is no such
+                column, a share of each device's rows.
+            inputs: The columns that models are given. By default all others.
+            test_share: The share of each device's rows that is held out, drawn at random.
+            seed: The seed of this draw.
+            unit: The unit of the target, if it is a number.
+
+        Example:
+            Two people, who are two devices::
+
+                table = {"who": ["ann", "ann", "bob", "bob"], "age": [31, 32, 54, 55], "ill": ["no", "yes", "no", "no"]}
+                data = FederatedData.from_table(pandas.DataFrame(table), target="ill", by="who")
+        """
+        from fedhen.data.tables import read_table
+
+        return read_table(table, target, by=by, test=test, inputs=inputs, test_share=test_share, seed=seed, unit=unit)
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train: Any,
+        test: Any = None,
+        *,
+        target: str = "",
+        classes: int | None = None,
+        class_names: Sequence[object] = (),
+        normalisation: object = None,
+    ) -> FederatedData:
+        """Makes data from torch's Datasets. All items are read into memory.
+
+        Args:
+            train: One Dataset, or a list with one for each device. Items are (x, y), or mappings by name, and all of
+                one shape. x may be a tensor, an array, a number, or a mapping or tuple of them.
+            test: The Dataset to test on. Without it models are not scored.
+            target: The name of the target in items that are mappings: by default label, labels, target, targets or y.
+            classes: The number of classes. By default it follows from the labels.
+            class_names, normalisation: As in `from_arrays`.
+
+        Example:
+            Each device has a Dataset of its own::
+
+                devices = [TensorDataset(torch.randn(20, 8), torch.randint(0, 3, (20,))) for _ in range(5)]
+                data = FederatedData.from_datasets(devices)
+        """
+        from fedhen.data.torch_datasets import read_datasets
+
+        return read_datasets(train, test, target, classes, class_names, normalisation)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,18 +215,18 @@ class Data:
         """Where the data lies."""
         return self.y.device
 
-    def to(self, accelerator: torch.device) -> Data:
+    def to(self, accelerator: torch.device) -> FederatedData:
         """Returns the same data on an accelerator."""
         return self._map(lambda tensor: tensor.to(accelerator))
 
-    def in_type_of(self, module: nn.Module) -> Data:
+    def in_type_of(self, module: nn.Module) -> FederatedData:
         """Returns the same data, with what is floating-point in the type of a module's weights."""
         kind = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
         if kind is None:
             return self
         return replace(self._map(lambda t: t.to(kind) if t.is_floating_point() else t), dtype=kind)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Data:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> FederatedData:
         x, x_test = (map_tensors(inputs, change) for inputs in (self.x, self.x_test))
         return replace(self, x=x, y=change(self.y), x_test=x_test, y_test=change(self.y_test))
 
@@ -133,74 +254,21 @@ class Data:
         found[self.y[self.shards[device]]] = True
         return found
 
-    def split(self, shards: Sequence[Index]) -> Data:
+    def keep(self, index: Tensor) -> FederatedData:
+        """Returns the data with only these training examples. Devices keep theirs of these."""
+        places = np.full(len(self.y), -1, np.int64)
+        places[index.cpu().numpy()] = np.arange(len(index))
+        shards = [places[shard][places[shard] >= 0] for shard in self.shards]
+        return replace(self, x=take(self.x, index), y=self.y[index], shards=tuple(shards))
+
+    def split(self, shards: Sequence[Index]) -> FederatedData:
         """Returns the same data with these shards."""
         return replace(self, shards=tuple(shards))
 
 
-def arrays(x: object, y: object, x_test: object = None, y_test: object = None, classes: int | None = None) -> Data:
-    """Makes data from arrays or tensors, to be split over the devices.
-
-    Args:
-        x: The training inputs: an array, or a mapping or tuple of arrays, with a row for each example.
-        y: The training targets, with a row for each example.
-        x_test, y_test: The test data. Without them models are not scored.
-        classes: The number of classes. By default it follows from the labels.
-    """
-    inputs, targets = read_inputs(x), _read_targets(y)
-    if (x_test is None) != (y_test is None):
-        raise UserError("test data needs both inputs and targets: pass x_test and y_test, or neither")
-    test_inputs = take(inputs, slice(0)) if x_test is None else read_inputs(x_test)
-    test_targets = targets[:0] if y_test is None else _read_targets(y_test)
-    if classes is None:
-        classes = _count_classes(targets, test_targets)
-    return Data(inputs, targets, test_inputs, test_targets, classes)
-
-
-def per_device(
-    devices: Sequence[Sequence[object]], x_test: object = None, y_test: object = None, classes: int | None = None
-) -> Data:
-    """Makes data that is already split: one (x, y) for each device, in order.
-
-    A device may bring test data, as (x, y, x_test, y_test). If `x_test` and `y_test` are not given, models are scored
-    on the test data of all devices together.
-    """
-    parts = [_read_device(number, given) for number, given in enumerate(devices)]
-    if not parts:
-        raise UserError("there are no devices: give at least one (x, y)")
-    for device, (x, *_) in enumerate(parts):
-        if not have_same_form(x, parts[0][0]):
-            here, there = shapes_of(x), shapes_of(parts[0][0])
-            raise UserError(f"device {device} has inputs of shape {here}, device 0 of shape {there}: they must agree")
-    ends = np.cumsum([len(y) for _, y, *_ in parts])
-    shards = [np.arange(end - len(y), end, dtype=np.int64) for end, (_, y, *_) in zip(ends, parts, strict=True)]
-    tests = [part[2:] for part in parts if len(part) == 4]
-    if tests and x_test is None:
-        x_test, y_test = concatenate([test[0] for test in tests]), torch.cat([test[1] for test in tests])
-    x, y = concatenate([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-    return arrays(x, y, x_test, y_test, classes).split(shards)
-
-
-def _read_device(device: int, given: Sequence[object]) -> tuple[Any, ...]:
-    if len(given) not in (2, 4):
-        raise UserError(f"device {device} has {len(given)} arrays: give (x, y) or (x, y, x_test, y_test)")
-    parts = [_read_targets(each) if place % 2 else read_inputs(each) for place, each in enumerate(given)]
-    for x, y in zip(parts[::2], parts[1::2], strict=True):
-        if count_examples(x) != len(list_tensors(y)[0]):
-            number, targets = count_examples(x), count_examples(y)
-            raise UserError(f"device {device} has {number} inputs and {targets} targets: it needs as many of each")
-    if not count_examples(parts[0]):
-        raise UserError(f"device {device} has no data: give it examples, or remove it")
-    return tuple(parts)
-
-
-def _read_targets(y: object) -> Tensor:
-    targets = read_tensor(y, "targets")
-    return targets if targets.is_floating_point() or targets.dtype == torch.bool else targets.long()
-
-
-def _count_classes(*targets: Tensor) -> int:
-    """Returns one more than the largest label; 0 if targets are not one whole number for each example."""
-    if any(y.dim() != 1 or y.dtype != torch.int64 for y in targets):
-        return 0
-    return 1 + max((int(y.max()) for y in targets if len(y)), default=0)
+# The old names.
+Data = FederatedData
+arrays = FederatedData.from_arrays
+per_device = FederatedData.from_devices
+from_table = FederatedData.from_table
+from_datasets = FederatedData.from_datasets

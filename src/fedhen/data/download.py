@@ -23,7 +23,7 @@ from fedhen.data.storage import (
     open_file,
     write,
 )
-from fedhen.errors import UserError
+from fedhen.errors import DataError
 
 Show = Callable[[int, int | None], None]
 """(bytes so far, all bytes if the server names their number): reports progress."""
@@ -55,11 +55,11 @@ def download_file(files: Files, root: Path, *, url: str | None = None, show: Sho
         if download.size > reached:
             reached, waits = download.size, list(WAITS)
         if not waits:
-            raise UserError(f"cannot download {download.url}: {trouble}; run the command again, {HAVE_COPY}")
+            raise DataError(f"cannot download {download.url}: {trouble}; run the command again, {HAVE_COPY}")
         time.sleep(waits.pop(0))
     if (found := digest(download.part, kind)) != files.checksum:
         download.part.unlink()
-        raise UserError(
+        raise DataError(
             f"the file from {download.url} has the {kind} {found} instead of {files.checksum} and was removed: "
             f"run the command again, {HAVE_COPY}"
         )
@@ -93,7 +93,7 @@ class _Download:
                     return ""  # there was nothing left to send
                 self.part.unlink()
             elif error.code not in TEMPORARY and error.code < 500:
-                raise UserError(f"cannot download {self.url}: {answer}; try again later, {HAVE_COPY}") from None
+                raise DataError(f"cannot download {self.url}: {answer}; try again later, {HAVE_COPY}") from None
             return answer
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
@@ -114,7 +114,7 @@ class _Download:
                 self.show(done, total)
                 if done > size + SLACK:
                     self.part.unlink()
-                    raise UserError(f"{self.url} is larger than the data set: use a copy with --from PATH")
+                    raise DataError(f"{self.url} is larger than the data set: use a copy with --from PATH")
         return "" if total in (None, done) else f"the connection broke after {done} of {total} bytes"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedhen.errors import UserError
+from fedhen.errors import DataError
 
 Inputs = Any
 """What a model is given: a tensor, a mapping or a tuple of tensors. The first dimension is the examples.
@@ -97,10 +98,10 @@ def read_inputs(values: object) -> Inputs:
         return read_tensor(values, "inputs")
     lengths = {len(tensor) for tensor in list_tensors(found)}
     if not lengths:
-        raise UserError("the inputs are an empty mapping: name at least one array")
+        raise DataError("the inputs are an empty mapping: name at least one array")
     if len(lengths) > 1:
         each = ", ".join(f"{name!r} has {len(t)}" for name, t in _named(found))
-        raise UserError(f"the inputs have unequal lengths: {each} examples")
+        raise DataError(f"the inputs have unequal lengths: {each} examples")
     return found
 
 
@@ -109,9 +110,12 @@ def read_tensor(values: object, kind: str) -> Tensor:
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"the {kind} are not an array of numbers: {str(error).splitlines()[0]}") from None
+        cells = np.asarray(values, object)
+        if cells.size and isinstance(cells.flat[0], str):
+            raise DataError(f"the {kind} are text: number them from 0 (class_names=[...] names classes)") from None
+        raise DataError(f"the {kind} are not an array of numbers: {str(error).splitlines()[0]}") from None
     if not tensor.dim():
-        raise UserError(f"the {kind} are a single number: pass an array")
+        raise DataError(f"the {kind} are a single number: pass an array")
     return tensor
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedhen import seeds
 from fedhen.config.settings import SplitConfig
 from fedhen.data.dataset import Data, Index
-from fedhen.errors import UserError
+from fedhen.data.inputs import take
+from fedhen.errors import DataError
 
 TRIES = 100
 
@@ -71,7 +74,7 @@ def dirichlet_by_class(
         else:
             if min(map(len, hands)) >= minimum:
                 return _sorted(hands)
-    raise UserError(
+    raise DataError(
         f"no split of {len(labels)} examples over {devices} devices with split.alpha={alpha:g} gave every device "
         f"{minimum} examples in {TRIES} tries: raise split.alpha, or lower split.minimum or devices.number"
     )
@@ -81,17 +84,39 @@ def _sorted(hands: Any) -> list[Index]:
     return [np.sort(np.asarray(hand, dtype=np.int64)) for hand in hands]
 
 
+def hold_out(data: Data, share: float, seed: int) -> tuple[Data, Data | None]:
+    """Holds out a share of the training examples, before they are dealt; of data that comes split, of each device's.
+
+    Returns the data without them, and data whose test examples they are, or None if the share is 0.
+    """
+    if not share:
+        return data, None
+    groups = data.shards or (np.arange(len(data.y)),)
+    rng, held = seeds.stream(seed, "validation"), np.zeros(len(data.y), bool)
+    for group in groups:
+        # Every device keeps an example to train on.
+        number = min(round(share * len(group)), len(group) - 1)
+        held[rng.permutation(group)[:number]] = True
+    if not held.any():
+        raise DataError(f"evaluation.validation={share:g} holds out no example: raise it, or set it to 0")
+    index = torch.from_numpy(np.flatnonzero(held)).to(data.device)
+    # Its training examples are only a sample for trials of models.
+    sample = {"x": take(data.x, slice(2)), "y": data.y[:2]}
+    validation = replace(data, **sample, x_test=take(data.x, index), y_test=data.y[index], shards=())
+    return data.keep(torch.from_numpy(np.flatnonzero(~held)).to(data.device)), validation
+
+
 def deal(data: Data, split: SplitConfig, devices: int, seed: int) -> list[Index]:
     """Deals the training data to the devices, as configured."""
     labels, rng = data.y.cpu().numpy(), seeds.stream(seed, "split")
     if split.kind == "natural":
-        raise UserError(
+        raise DataError(
             "split.kind=natural needs data that comes split: name the devices' column with data.by, or choose iid"
         )
     if split.kind != "iid" and not data.classes:
-        raise UserError(f"split.kind={split.kind} needs a class for each example: choose iid, or bring data per device")
+        raise DataError(f"split.kind={split.kind} needs a class for each example: choose iid, or bring data per device")
     if len(labels) < devices:
-        raise UserError(f"{len(labels)} training examples cannot be dealt to {devices} devices: lower devices.number")
+        raise DataError(f"{len(labels)} training examples cannot be dealt to {devices} devices: lower devices.number")
     if split.kind == "iid":
         return iid(labels, devices, rng)
     if split.kind == "dirichlet":

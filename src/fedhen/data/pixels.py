@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhen.data.dataset import Data, Normalisation
-from fedhen.errors import UserError
+from fedhen.data.dataset import Data
+from fedhen.data.spec import Normalisation
+from fedhen.errors import DataError
 from fedhen.hardware.memory import free_memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -19,10 +20,10 @@ IMAGES_AT_ONCE = 1000
 
 
 def check_memory(path: Path, needed: int) -> None:
-    """Raises a UserError if `needed` bytes do not fit the free memory, in which the data is held."""
+    """Raises a DataError if `needed` bytes do not fit the free memory, in which the data is held."""
     free = free_memory(torch.device("cpu"))
     if needed > free:
-        raise UserError(
+        raise DataError(
             f"{path} unpacks to {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free: "
             "save fewer or smaller examples, or images as bytes"
         )

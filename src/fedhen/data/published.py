@@ -8,9 +8,19 @@ from pathlib import Path
 from shlex import quote
 
 from fedhen.data.storage import digest
-from fedhen.errors import UserError
+from fedhen.errors import DataError
 
 MISSING = "is missing"
+CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
+CIFAR100_CLASSES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
+mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+willow_tree wolf woman worm
+"""
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,7 @@ class Files:
     mean: tuple[float, ...] = ()
     """Of the training pixels between 0 and 1, for each channel."""
     std: tuple[float, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     @property
     def archive(self) -> str:
@@ -69,6 +80,7 @@ CIFAR10 = Files(
     classes=10,
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
+    class_names=tuple(CIFAR10_CLASSES.split()),
 )
 CIFAR100 = Files(
     name="cifar100",
@@ -82,6 +94,7 @@ CIFAR100 = Files(
     classes=100,
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
+    class_names=tuple(CIFAR100_CLASSES.split()),
 )
 SHAKESPEARE = Files(
     name="shakespeare",
@@ -122,9 +135,10 @@ def find_problem(files: Files, path: Path) -> str | None:
 
 
 def require(files: Files, path: Path) -> None:
-    """Raises a UserError that says how to get a data file, if something is wrong with it."""
+    """Raises a DataError that says how to get a data file, if something is wrong with it."""
     if wrong := find_problem(files, path):
         get = f"`fedhen data fetch {files.name} --to {quote(str(path.parent.parent))}`"
-        raise UserError(
-            f"{path} {wrong}: get it with {get}, or name the folder that holds {files.folder} with --data-dir"
+        raise DataError(
+            f"{path} {wrong}: get it with {get}, or name the folder that holds {files.folder} with --data-dir, "
+            "from Python with data_dir=..."
         )

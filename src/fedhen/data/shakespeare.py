@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedhen.data.dataset import Data, Index
 from fedhen.data.published import SHAKESPEARE, require
-from fedhen.errors import UserError
+from fedhen.data.spec import DataSpec, InputSpec
+from fedhen.errors import DataError
 
 PADDING = -100
 """The target of a position after the end of a text: torch's losses ignore it."""
@@ -49,7 +50,9 @@ def load_shakespeare(root: Path, roles: int, context: int) -> Data:
     texts = read_shakespeare(root / files.folder / next(iter(files.train)), roles, context)
     group = [min(place % 8, 7 - place % 8) for place in range(roles)]
     order = sorted(range(roles), key=lambda role: (group[role], role))
-    return Data(texts.x, texts.y, texts.x_test, texts.y_test, 0, tuple(texts.shards[role] for role in order))
+    shards = tuple(texts.shards[role] for role in order)
+    about = DataSpec((InputSpec(alphabet=texts.vocabulary, padding=0),), tuple(texts.vocabulary), "next character")
+    return Data(texts.x, texts.y, texts.x_test, texts.y_test, 0, shards, about=about)
 
 
 def read_shakespeare(path: Path, devices: int, context: int) -> RoleTexts:
@@ -67,11 +70,11 @@ def split_by_role(text: str, devices: int, context: int) -> RoleTexts:
     vocabulary, speeches = "".join(sorted(set(text))), join_speeches(text)
     roles = sorted(speeches, key=lambda role: (-len(speeches[role]), role))[:devices]
     if len(roles) < devices:
-        raise UserError(f"devices.number={devices} is more than the {len(roles)} roles that speak: lower it")
+        raise DataError(f"devices.number={devices} is more than the {len(roles)} roles that speak: lower it")
     ends = {role: len(speeches[role]) - len(speeches[role]) // HELD_OUT for role in roles}
     for role in roles:
         if ends[role] < 2:
-            raise UserError(f"the role {role!r} has too little text to train on: lower devices.number={devices}")
+            raise DataError(f"the role {role!r} has too little text to train on: lower devices.number={devices}")
     x, y, shards = _cut([speeches[role][: ends[role]] for role in roles], vocabulary, context)
     x_test, y_test, test_shards = _cut([speeches[role][ends[role] :] for role in roles], vocabulary, context)
     return RoleTexts(x, y, shards, x_test, y_test, test_shards, tuple(roles), vocabulary)

@@ -12,14 +12,16 @@ import torch
 from fedhen import seeds
 from fedhen.config.settings import OWN, DataConfig
 from fedhen.data import cifar, tables
+from fedhen.data.columns import SUFFIXES
 from fedhen.data.dataset import Data
+from fedhen.data.digests import digest_text, name_data_set
 from fedhen.data.digits import load_digits
 from fedhen.data.image_folder import read_image_folder
 from fedhen.data.inputs import take
 from fedhen.data.npz import read_npz
 from fedhen.data.published import PUBLISHED, SHAKESPEARE
 from fedhen.data.shakespeare import load_shakespeare
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import DataError, unknown_name
 from fedhen.fileio.python_files import refuse_reference
 
 DIGITS = "digits"
@@ -39,22 +41,22 @@ def load_data(config: DataConfig, root: Path, seed: int = 0) -> Data:
     """Returns the data set that a configuration names; downloaded data sets are read from `root`."""
     name = config.name
     if name == OWN:
-        raise UserError("the data of this run was passed from Python: pass it again from Python, as data=...")
+        raise DataError("the data of this run was passed from Python: pass it again from Python, as data=...")
     refuse_reference(name, "data")
     if name == DIGITS:
         data = load_digits()
     elif name in cifar.NAMES:
         data = cifar.read(PUBLISHED[name], root)
-    elif "/" in name or os.sep in name or name.endswith((".npz", *tables.SUFFIXES)):
-        return _select(read_own_data(Path(name), config, seed), config, seed)
+    elif "/" in name or os.sep in name or name.endswith((".npz", *SUFFIXES)):
+        return select_examples(read_own_data(Path(name), config, seed), config, seed)
     elif name == SHAKESPEARE.name:
         _refuse_unread(config, "roles", "context")
-        return _select(load_shakespeare(root, config.roles, config.context), config, seed)
+        return select_examples(load_shakespeare(root, config.roles, config.context), config, seed)
     else:
         named = unknown_name("data set", name, (DIGITS, *PUBLISHED))
-        raise UserError(f"{named}, or give the path of a folder, an .npz file or a table")
+        raise DataError(f"{named}, or give the path of a folder, an .npz file or a table")
     _refuse_unread(config)
-    return _select(data, config, seed)
+    return select_examples(data, config, seed)
 
 
 def read_own_data(path: Path, config: DataConfig | None = None, seed: int = 0) -> Data:
@@ -69,48 +71,43 @@ def read_own_data(path: Path, config: DataConfig | None = None, seed: int = 0) -
             return read_image_folder(path, config.size)
         if not path.exists():
             kinds = "a folder with train/CLASS and test/CLASS, an .npz, .csv or .parquet file"
-            raise UserError(f"{path} does not exist: name {kinds}")
-        if path.suffix in tables.SUFFIXES:
+            raise DataError(f"{path} does not exist: name {kinds}")
+        if path.suffix in SUFFIXES:
             _refuse_unread(config, "by", "target", "inputs", "test_share")
-            return tables.from_table(
+            return tables.read_table(
                 path, config.target, by=config.by, inputs=config.inputs, test_share=config.test_share, seed=seed
             )
         if path.suffix != ".npz":
-            raise UserError(f"{path} is neither a folder of images nor an .npz, .csv or .parquet file")
+            raise DataError(f"{path} is neither a folder of images nor an .npz, .csv or .parquet file")
         _refuse_unread(config, "by")
         return read_npz(path, config.by)
     except OSError as error:
-        raise UserError(f"{error.filename or path} cannot be read: {error.strerror}") from None
+        raise DataError(f"{error.filename or path} cannot be read: {error.strerror}") from None
 
 
 def is_drawn(config: DataConfig) -> bool:
     """Returns whether the seed decides which examples there are: a share of them, or a table's rows for testing."""
-    return config.fraction < 1 or config.name.endswith(tables.SUFFIXES)
+    return config.fraction < 1 or config.name.endswith(SUFFIXES)
 
 
 def _refuse_unread(config: DataConfig, *read: str) -> None:
-    """Raises a UserError for a setting that would have no effect on this kind of data."""
+    """Raises a DataError for a setting that would have no effect on this kind of data."""
     for name, kind in OPTIONS.items():
         if name not in read and getattr(config, name) != getattr(DataConfig(), name):
-            raise UserError(f"data.{name} is for {kind}, and the data is {config.name}: remove it")
+            raise DataError(f"data.{name} is for {kind}, and the data is {config.name}: remove it")
 
 
-def _select(data: Data, config: DataConfig, seed: int) -> Data:
+def select_examples(data: Data, config: DataConfig, seed: int) -> Data:
+    """Returns the examples that `data.limit` and `data.fraction` keep."""
     if config.limit:
         first = slice(config.limit)
-        data = _keep(data, torch.arange(len(data.y))[first])
+        data = replace(data, source=data.source and digest_text(f"first {config.limit} of {data.source}"))
+        data = data.keep(torch.arange(len(data.y))[first])
         data = replace(data, x_test=take(data.x_test, first), y_test=data.y_test[first])
     if config.fraction < 1:
+        data = replace(data, source=name_data_set(data))
         kept = max(1, round(config.fraction * len(data.y)))
         # The same draw as the IID split's: half of the examples are those of the first half of its devices.
         index = torch.from_numpy(np.sort(seeds.stream(seed, "split").permutation(len(data.y))[:kept]))
-        data = _keep(data, index)
+        data = data.keep(index)
     return data
-
-
-def _keep(data: Data, index: torch.Tensor) -> Data:
-    """Returns the data with only some training examples. Devices keep theirs of these."""
-    places = np.full(len(data.y), -1, np.int64)
-    places[index.numpy()] = np.arange(len(index))
-    shards = [places[shard][places[shard] >= 0] for shard in data.shards]
-    return replace(data, x=take(data.x, index), y=data.y[index], shards=tuple(shards))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from fedhen.errors import UserError
+from fedhen.errors import DataError
 
 CHUNK = 1 << 20
 ELSEWHERE = "choose another folder with --to or FEDHEN_DATA"
@@ -33,26 +33,26 @@ def data_root(override: Path | None = None) -> Path:
 def make_folder(folder: Path) -> None:
     with explain_write_errors(folder):
         if folder.exists() and not folder.is_dir():
-            raise UserError(f"{folder} is not a folder: {ELSEWHERE}")
+            raise DataError(f"{folder} is not a folder: {ELSEWHERE}")
         folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
 def explain_read_errors(path: Path) -> Iterator[None]:
-    """Turns errors while a file is read into a UserError."""
+    """Turns errors while a file is read into a DataError."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
 @contextmanager
 def explain_write_errors(folder: Path) -> Iterator[None]:
-    """Turns errors while a folder is written to into a UserError."""
+    """Turns errors while a folder is written to into a DataError."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; free some space, or {ELSEWHERE}") from None
+        raise DataError(f"cannot write to {folder}: {error.strerror}; free some space, or {ELSEWHERE}") from None
 
 
 def open_file(path: Path, keep: int = 0) -> IO[bytes]:
@@ -72,10 +72,10 @@ def write(file: IO[bytes], content: bytes, folder: Path) -> None:
 
 
 def check_disk(folder: Path, needed: int) -> None:
-    """Raises a UserError if the disk of a folder has fewer than `needed` bytes left."""
+    """Raises a DataError if the disk of a folder has fewer than `needed` bytes left."""
     if (free := shutil.disk_usage(folder).free) < needed:
         room = f"{free / 1e6:.0f} MB left, and {needed / 1e6:.0f} MB are needed"
-        raise UserError(f"{folder} has {room}: free some space, or {ELSEWHERE}")
+        raise DataError(f"{folder} has {room}: free some space, or {ELSEWHERE}")
 
 
 def hasher(kind: str) -> hashlib._Hash:

@@ -8,35 +8,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhen.data.dataset import Data, arrays, per_device
+from fedhen.data.arrays import read_arrays, read_devices
+from fedhen.data.dataset import FederatedData
 from fedhen.data.inputs import Inputs, list_tensors, map_tensors, shapes_of
-from fedhen.errors import UserError
+from fedhen.errors import DataError
 
 TARGETS = ("label", "labels", "target", "targets", "y")
 """What the target may be called in items that are mappings."""
 
 
-def from_datasets(train: Any, test: Any = None, *, target: str = "", classes: int | None = None) -> Data:
-    """Makes data from torch's Datasets. All items are read into memory.
-
-    Args:
-        train: One Dataset, or a list with one for each device. Items are (x, y), or mappings by name, and all of one
-            shape. x may be a tensor, an array, a number, or a mapping or tuple of them.
-        test: The Dataset to test on. Without it models are not scored.
-        target: The name of the target in items that are mappings: by default label, labels, target, targets or y.
-        classes: The number of classes. By default it follows from the labels.
-
-    Example:
-        Each device has a Dataset of its own::
-
-            devices = [TensorDataset(torch.randn(20, 8), torch.randint(0, 3, (20,))) for _ in range(5)]
-            data = fedhen.from_datasets(devices)
-    """
+def read_datasets(
+    train: Any,
+    test: Any,
+    target: str,
+    classes: int | None,
+    class_names: Sequence[object] = (),
+    normalisation: object = None,
+) -> FederatedData:
+    """See `FederatedData.from_datasets`."""
     x_test, y_test = (None, None) if test is None else _stack(test, "test data", target)
+    about: dict[str, Any] = {"class_names": class_names, "normalisation": normalisation}
     if not _is_list_of_datasets(train):
-        return arrays(*_stack(train, "training data", target), x_test, y_test, classes)
+        return read_arrays(*_stack(train, "training data", target), x_test, y_test, classes, **about)
     parts = [_stack(each, f"device {device}", target) for device, each in enumerate(train)]
-    return per_device(parts, x_test, y_test, classes)
+    return read_devices(parts, x_test, y_test, classes, **about)
 
 
 def _is_list_of_datasets(train: Any) -> bool:
@@ -49,11 +44,11 @@ def _stack(dataset: Any, label: str, target: str) -> tuple[Inputs, Tensor]:
     """Returns all items as inputs and targets with a row for each."""
     items = [_read_item(item, f"{label}, item {place}", target) for place, item in enumerate(_iterate(dataset, label))]
     if not items:
-        raise UserError(f"{label} has no items: give it some, or remove it")
+        raise DataError(f"{label} has no items: give it some, or remove it")
     for place, item in enumerate(items):
         for what, found, first in zip(("inputs", "a target"), item, items[0], strict=True):
             if _shapes(found) != _shapes(first):
-                raise UserError(
+                raise DataError(
                     f"{label}: item {place} has {what} of shape {_shapes(found)}, item 0 of {_shapes(first)}: "
                     "they must agree"
                 )
@@ -68,7 +63,7 @@ def _iterate(dataset: Any, label: str) -> Iterator[Any]:
     elif hasattr(dataset, "__iter__"):
         yield from dataset
     else:
-        raise UserError(f"{label} is {type(dataset).__name__}: pass a Dataset, or a list with one for each device")
+        raise DataError(f"{label} is {type(dataset).__name__}: pass a Dataset, or a list with one for each device")
 
 
 def _read_item(item: Any, label: str, target: str) -> tuple[Inputs, Tensor]:
@@ -76,13 +71,13 @@ def _read_item(item: Any, label: str, target: str) -> tuple[Inputs, Tensor]:
         name = target or next((name for name in TARGETS if name in item), "")
         if name not in item:
             wanted = repr(target) if target else f"target: name it with target=..., or call it {TARGETS[0]!r}"
-            raise UserError(f"{label} has {', '.join(map(repr, item))} and no {wanted}")
+            raise DataError(f"{label} has {', '.join(map(repr, item))} and no {wanted}")
         inputs: Any = {str(key): value for key, value in item.items() if key != name}
         x, y = inputs if len(inputs) > 1 else next(iter(inputs.values()), None), item[name]
     elif isinstance(item, Sequence) and not isinstance(item, str) and len(item) == 2:
         x, y = item
     else:
-        raise UserError(f"{label} must be (x, y) or a mapping, found {type(item).__name__}")
+        raise DataError(f"{label} must be (x, y) or a mapping, found {type(item).__name__}")
     return _read_input(x, label), _read_tensor(y, f"{label}: the target")
 
 
@@ -98,7 +93,7 @@ def _read_tensor(value: Any, label: str) -> Tensor:
     try:
         found = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"{label} is {type(value).__name__}: turn it into a tensor, as with a transform") from None
+        raise DataError(f"{label} is {type(value).__name__}: turn it into a tensor, as with a transform") from None
     # Python's floats become what torch's layers are made of.
     return found.float() if isinstance(value, float) else found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from fedhen.algorithm.optimizers import kept_state_like
 from fedhen.algorithm.ownership import Holding, find_holdings
 from fedhen.algorithm.rounds import Sent
 from fedhen.config.settings import Config
+from fedhen.data.augmentation import Coins
 from fedhen.data.dataset import Data
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import ConfigError, DataError, unknown_name
 from fedhen.hardware.precision import Precision, choose_precision
 from fedhen.models.family import Family
 from fedhen.params import TierModels, Weights, numel
@@ -50,8 +51,17 @@ class Population:
     """Tier -> the weights that no device trains. They are loaded when a module is built."""
     outputs: int = 0
     """The number of outputs of a model of a named family; in classification, of classes."""
+    validation: Data | None = None
+    """Data whose test examples are the held-out training examples, if there are any."""
     first: int = 0
     """The number of the first device. A node of a real fleet is one device, with any number."""
+
+    @cached_property
+    def counted(self) -> Coins | None:
+        """Which training examples have a target that counts, or None if all have."""
+        counted = self.task.counted(self.data.y)
+        found = None if counted is None else counted.flatten(1).any(1).cpu().numpy()
+        return None if found is None or found.all() else found
 
     def cost(self, device: int) -> int:
         """How long a device trains, in parameters times examples."""
@@ -100,6 +110,7 @@ def make_population(
     omega: Sequence[float],
     task: Task | None = None,
     outputs: int = 0,
+    validation: Data | None = None,
     first: int = 0,
     checked: bool = False,
 ) -> Population:
@@ -110,14 +121,17 @@ def make_population(
     """
     tiers = tuple(config.tiers)
     if tiers != tuple(tier for tier in family.tiers if tier in tiers):
-        raise UserError(f"tiers names {', '.join(tiers)}, but the family has, in this order, {', '.join(family.tiers)}")
+        raise ConfigError(
+            f"tiers names {', '.join(tiers)}, but the family has, in this order, {', '.join(family.tiers)}"
+        )
     if config.server.rows_by_class and not family.outputs:
-        raise UserError("server.rows_by_class needs a family that names its outputs: Family(..., outputs=...)")
+        raise ConfigError("server.rows_by_class needs a family that names its outputs: Family(..., outputs=...)")
     with seeds.randomness(config.seed, "initial weights"):
-        data = data.in_type_of(family.build(tiers[-1]))
+        module = family.build(tiers[-1])
+    data, validation = data.in_type_of(module), validation and validation.in_type_of(module)
     images = isinstance(data.x, torch.Tensor) and len(data.shape) == 3
     if config.data.augmentation != "none" and not images:
-        raise UserError(
+        raise ConfigError(
             f"data.augmentation={config.data.augmentation} needs images, found inputs of shape {data.shape}"
         )
     task = task or make_task(config.task)
@@ -142,6 +156,7 @@ def make_population(
         omega=omega,
         precision=choose_precision(config.runtime.precision, data.device),
         outputs=outputs or data.classes,
+        validation=validation,
         first=first,
     )
 
@@ -159,9 +174,9 @@ def check_task(task: Task, data: Data, config: Config) -> None:
     _ = task.scores
     for name, targets in (("training", data.y), ("test", data.y_test)):
         if wrong := task.check_targets(targets, data.classes):
-            raise UserError(f"{name} data: {wrong}")
+            raise DataError(f"{name} data: {wrong}")
     if config.data.augmentation != "none" and data.y.dim() > 2:
-        raise UserError(f"data.augmentation={config.data.augmentation} moves pixels, and the targets have pixels too")
+        raise ConfigError(f"data.augmentation={config.data.augmentation} moves pixels, and the targets have pixels too")
     if config.evaluation.ensemble and type(task).combine is Task.combine:
         task.combine([])
     if config.objective.distillation and type(task).log_probabilities is Task.log_probabilities:
@@ -172,7 +187,7 @@ def check_task(task: Task, data: Data, config: Config) -> None:
             ("server.rows_by_class", config.server.rows_by_class),
         ):
             if chosen:
-                raise UserError(f"{key} needs classification, and the task is {task.name!r}: turn it off")
+                raise ConfigError(f"{key} needs classification, and the task is {task.name!r}: turn it off")
 
 
 def assign_tiers(config: Config) -> list[str]:

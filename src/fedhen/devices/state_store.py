@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedhen.config.settings import RuntimeConfig
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError, FedhenError
 from fedhen.hardware.memory import free_memory
 from fedhen.params import Weights, pack, unpack
 
@@ -179,7 +179,7 @@ class OnDisk:
                 done += os.pwrite(self.file.fileno(), content.data[done:], begin + done)
         except OSError as error:
             where = self.folder or tempfile.gettempdir()
-            raise UserError(
+            raise FedhenError(
                 f"cannot keep the devices' models in {where}: {error.strerror}; set runtime.storage_dir"
             ) from None
 
@@ -195,7 +195,7 @@ class OnDisk:
         while done < size:
             read = os.preadv(self.file.fileno(), [content.data[done:]], begin + done)
             if not read:
-                raise UserError(f"the devices' models in {self.folder or tempfile.gettempdir()} were cut short")
+                raise FedhenError(f"the devices' models in {self.folder or tempfile.gettempdir()} were cut short")
             done += read
         return torch.from_numpy(content).view(dtype)
 
@@ -208,7 +208,7 @@ class OnDisk:
 def make_stores(runtime: RuntimeConfig, accelerator: torch.device, needed: int) -> Callable[[], StateStore]:
     """Returns a function that makes the configured stores. All devices and stores together need `needed` bytes."""
     if runtime.storage_dir and not Path(runtime.storage_dir).is_dir():
-        raise UserError(f"runtime.storage_dir={runtime.storage_dir} is not a folder: create it, or name another")
+        raise ConfigError(f"runtime.storage_dir={runtime.storage_dir} is not a folder: create it, or name another")
     near = free_memory(accelerator), free_memory(torch.device("cpu"))
     where = choose_storage(needed, *near) if runtime.storage == "auto" else runtime.storage
     storages: dict[str, Callable[[], Storage]] = {

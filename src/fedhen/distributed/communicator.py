@@ -46,7 +46,7 @@ class Ranks:
         return [value]
 
     def first(self, act: Callable[[], T]) -> T:
-        """Calls `act` on rank 0 only and returns its result on all ranks; a UserError is raised on all of them."""
+        """Calls `act` on rank 0 only and returns its result on all ranks; a FedhenError is raised on all of them."""
         return act()
 
     def carry(self, source: int, to: int, vector: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 from fedhen import interrupts
 from fedhen.distributed import communicator as rooms
 from fedhen.distributed.communicator import ALONE, RankLost, Ranks
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.params import Average
 
 T = TypeVar("T")
@@ -102,11 +102,11 @@ class JoinedRanks(Ranks):
         if not self.rank:
             try:
                 result["value"] = act()
-            except UserError as error:
+            except FedhenError as error:
                 result["error"] = str(error)
         result = self.gather(result)[0]
         if "error" in result:
-            raise UserError(result["error"])
+            raise FedhenError(result["error"])
         return result["value"]  # type: ignore[return-value]
 
     def carry(self, source: int, to: int, vector: Tensor) -> Tensor:

@@ -103,13 +103,15 @@ class ParallelDevices:
 
     def score(self, passes: Sequence[Pass]) -> list[BatchSums]:
         """Scores every pass, with its batches divided among all workers."""
-        ends = [part * self.scoring.batches // self.number for part in range(self.number + 1)]
         jobs: list[Job] = []
         for number, one in enumerate(passes):
             # Several passes through a tier score the models of different owners.
             owner = sum(other.tier == one.tier for other in passes[:number])
             self.scored[owner][one.tier].copy_(pack(one.weights))
             what = {"pass": number, "tier": one.tier, "kind": owner, "readings": [tuple(r) for r in one.readings]}
+            what["held_out"] = one.held_out
+            total = self.scoring.count_batches(one)
+            ends = [part * total // self.number for part in range(self.number + 1)]
             jobs += [{**what, "batches": batches} for batches in pairwise(ends) if batches[0] < batches[1]]
         found: list[dict[int, BatchSums]] = [{} for _ in passes]
         for _, job, answer in self.workers.run(jobs):
@@ -148,7 +150,7 @@ class ParallelDevices:
         tier = job["tier"]
         readings = [Reading(own, tuple(together)) for own, together in job["readings"]]
         weights = unpack(self.scored[job["kind"]][tier], self.server[tier])
-        found = self.scoring.score_batches(Pass(tier, weights, readings), range(*job["batches"]))
+        found = self.scoring.score_batches(Pass(tier, weights, readings, job["held_out"]), range(*job["batches"]))
         return {"sums": [[[total.tolist() for total in sums] for sums in batch] for batch in found]}
 
 

@@ -33,6 +33,8 @@ class Pass(NamedTuple):
     tier: str
     weights: Weights
     readings: Sequence[Reading] = LAST_EXIT
+    held_out: bool = False
+    """Whether to take the held-out training examples instead of the test set."""
 
 
 BatchSums = list[list[Tensor]]
@@ -52,23 +54,27 @@ class Scoring:
     batch_size: int = 0
     """0: 1000 on a GPU, 100 on a CPU, whose caches are small."""
     precision: Precision = FULL
+    validation: Data | None = None
+    """Data whose test examples are the held-out training examples."""
 
     def __call__(self, passes: Sequence[Pass]) -> list[BatchSums]:
-        return [add_in_order(list(self.score_batches(one, range(self.batches)))) for one in passes]
+        return [add_in_order(list(self.score_batches(one, range(self.count_batches(one))))) for one in passes]
 
     @property
     def size(self) -> int:
         """Examples in a batch."""
         return self.batch_size or (1000 if self.data.device.type == "cuda" else 100)
 
-    @property
-    def batches(self) -> int:
-        """Batches in the test set."""
-        return -(-len(self.data.y_test) // self.size)
+    def examples(self, one: Pass) -> Data:
+        """Returns the data whose test examples a pass scores."""
+        return self.validation if one.held_out and self.validation is not None else self.data
+
+    def count_batches(self, one: Pass) -> int:
+        return -(-len(self.examples(one).y_test) // self.size)
 
     def score_batches(self, one: Pass, batches: range) -> Iterator[BatchSums]:
-        """Yields what each of these batches of the test set adds to the metrics."""
-        data, module = self.data, self.modules[one.tier].eval()
+        """Yields what each of these batches adds to the metrics."""
+        data, module = self.examples(one), self.modules[one.tier].eval()
         load_weights(module, one.weights)
         self.precision.choose()
         for number in batches:

@@ -136,11 +136,14 @@ class SequentialDevices:
         config, shard = self.population.config, self.population.data.shards[device]
         training, address = config.training, (config.seed, round_number, self.population.first + device)
         drops = training.last_batch == "drop"
-        return plan_visits(shard, training.epochs, training.batch_size, drops, address, training.max_steps)
+        visits = plan_visits(shard, training.epochs, training.batch_size, drops, address, training.max_steps)
+        return visits if self.population.counted is None else visits.only(self.population.counted)
 
     def batches(self, round_number: int, device: int) -> Iterator[tuple[Inputs, Tensor]]:
-        """Yields the device's batches of all epochs."""
+        """Returns the device's batches of all epochs."""
         plan, augmentation = self.plan_batches(round_number, device), self.population.config.data.augmentation
+        if not len(plan.ends):
+            raise ValueError("none of its targets counts: all of them are padding")
         return (make_batch(self.population.data, plan, part, augmentation) for part in plan.batches())
 
     def logit_mask(self, device: int) -> partial[Sequence[Tensor]]:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.interrupts import block_signals, leave_signals_to_parent
 
 Job = dict[str, Any]
@@ -145,7 +145,7 @@ class WorkerPool:
                 if not pid:
                     self._serve(index, theirs, parent)
             except OSError as error:
-                raise UserError(f"cannot start a worker process: {error.strerror}; set runtime.workers=1") from None
+                raise FedhenError(f"cannot start a worker process: {error.strerror}; set runtime.workers=1") from None
         theirs.close()
         return Worker(pid, ours)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from zlib import crc32
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.methods import Method, load_method
@@ -19,7 +21,7 @@ from fedhen.config.validation import from_mapping
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.inputs import list_tensors
-from fedhen.data.partitions import deal
+from fedhen.data.partitions import deal, hold_out
 from fedhen.data.storage import data_root
 from fedhen.devices.population import Population, assign_tiers, check_task, compute_omega, make_population
 from fedhen.devices.state_store import make_stores
@@ -27,7 +29,7 @@ from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.engines.engine import Engine, EngineParts, choose_engine, make_scoring_module
 from fedhen.engines.scoring import Scoring
 from fedhen.engines.sequential import SequentialDevices
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 from fedhen.experiment.experiment import Experiment
 from fedhen.experiment.reported_models import AllDevicesAverage, NoReportedModels, ReportedModels
 from fedhen.hardware.accelerator import choose_device
@@ -56,7 +58,7 @@ def build_experiment(
     population = build_population(
         config,
         method or load_method(config.method_file or config.method),
-        (data or sources.load_data(config.data, data_root(data_dir), config.seed)).to(where),
+        choose_data(data, config.data, data_root(data_dir), config.seed).to(where),
         family,
         task,
     )
@@ -70,6 +72,8 @@ class OwnParts:
     family: Family | None = None
     data: Data | None = None
     task: Task | None = None
+    initial: Mapping[str, Tensor] | None = None
+    """Weights to start from."""
 
 
 def build_populations(
@@ -87,13 +91,20 @@ def build_populations(
 
     @cache
     def load(data: DataConfig, seed: int) -> Data:
-        return (own.data or sources.load_data(data, root, seed)).to(where)
+        return choose_data(own.data, data, root, seed).to(where)
 
     for config, method in chosen:
         # Only if the seed decides which examples there are is the data loaded for each seed.
         data = load(config.data, config.seed if sources.is_drawn(config.data) else 0)
         fitted = fit_devices(config, data) if fit else config
-        yield build_population(fitted, method, data, own.family, own.task)
+        yield build_population(fitted, method, data, own.family, own.task, own.initial)
+
+
+def choose_data(given: Data | None, config: DataConfig, root: Path, seed: int) -> Data:
+    """Returns the given data, or loads that which the configuration names."""
+    if given is None:
+        return sources.load_data(config, root, seed)
+    return sources.select_examples(given, config, seed)
 
 
 def fit_devices(config: Config, data: Data) -> Config:
@@ -104,38 +115,59 @@ def fit_devices(config: Config, data: Data) -> Config:
 
 
 def build_population(
-    config: Config, method: Method, data: Data, family: Family | None = None, task: Task | None = None
+    config: Config,
+    method: Method,
+    data: Data,
+    family: Family | None = None,
+    task: Task | None = None,
+    initial: Mapping[str, Tensor] | None = None,
 ) -> Population:
     """Deals the data to the devices, builds the model family, and checks that all of it fits together."""
     if task is not None:
         check_named_task(task, config)
     task = task or make_task(config.task)
     check_task(task, data, config)
+    if len(data.shards) > 1 and config.devices.number == 1:
+        # A single device holds all the data, however it came split: the centralised reference.
+        data = data.split([np.sort(np.concatenate(data.shards))])
     if data.shards and len(data.shards) != config.devices.number:
-        raise UserError(
+        raise ConfigError(
             f"devices.number={config.devices.number}, but data is given for {len(data.shards)} devices: they must agree"
         )
+    data, validation = hold_out(data, config.evaluation.validation, config.seed)
     if data.shards:
         config = replace(config, split=replace(config.split, kind="natural"))
     else:
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
     outputs = task.count_outputs(torch.cat([data.y, data.y_test]), data.classes)
     family = family or make_family(config, data.shape, outputs)
-    if config.model.initial not in ("", OWN):
+    if initial is not None:
+        family = family.start_from(initial)
+    elif config.model.initial not in ("", OWN):
         family = family.start_from(read_initial_weights(Path(config.model.initial)))
     elif config.model.initial == OWN and not family.start:
-        raise UserError("the initial weights of this run were passed from Python: pass them again, as initial=...")
+        raise ConfigError("the initial weights of this run were passed from Python: pass them again, as initial=...")
     tier_of = assign_tiers(config)
     omega = compute_omega([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
-    return make_population(config, family, method, data, tier_of=tier_of, omega=omega, task=task, outputs=outputs)
+    return make_population(
+        config,
+        family,
+        method,
+        data,
+        tier_of=tier_of,
+        omega=omega,
+        task=task,
+        outputs=outputs,
+        validation=validation,
+    )
 
 
 def check_named_task(task: Task, config: Config) -> None:
-    """Raises a UserError if a task is not the one that the configuration names."""
+    """Raises a FedhenError if a task is not the one that the configuration names."""
     found, named = describe_task(task), config.task.name
     ours = found["name"] != OWN
     if ours != (named in TASKS) or (ours and from_mapping({"task": found}, config).task != config.task):
-        raise UserError(f"the run's task is {named!r}, and another one was passed: {task.name!r}")
+        raise ConfigError(f"the run's task is {named!r}, and another one was passed: {task.name!r}")
 
 
 def start_experiment(
@@ -160,7 +192,9 @@ def start_experiment(
     make_store = make_stores(config.runtime, where, needed)
     memory = make_store()
     modules = {tier: make_scoring_module(population, tier) for tier in sizes}
-    scoring = Scoring(modules, data, population.task, config.evaluation.batch_size, population.precision)
+    scoring = Scoring(
+        modules, data, population.task, config.evaluation.batch_size, population.precision, population.validation
+    )
     last_models: ReportedModels = NoReportedModels()
     if config.evaluation.devices:
         last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
@@ -190,7 +224,7 @@ def check_ranks_agree(config: Config, data: Data, server: TierModels, ranks: Ran
     for shard in data.shards:
         seen = crc32(shard.data, seen)
     if len(set(ranks.gather(seen))) > 1:
-        raise UserError("the ranks have different settings, data or models: seed all random choices of your script")
+        raise ConfigError("the ranks have different settings, data or models: seed all random choices of your script")
 
 
 def make_empty_memories(server: TierModels, population: Population) -> TierModels:

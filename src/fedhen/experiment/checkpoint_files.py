@@ -2,6 +2,7 @@
 
 round-000012.safetensors   the tensors
 round-000012.json          the manifest, written when the tensors are on the disk; without it a checkpoint is ignored
+start.safetensors, .json   what the run started from, which all of them need
 
 Checksums cover every byte: the manifest has the SHA-256 of the tensors' file, and one of itself.
 """
@@ -30,6 +31,8 @@ from fedhen.params import SAFETENSORS_TYPES
 
 FOLDER = "checkpoints"
 FORMAT = 1
+START = 0
+"""The number of what a run started from. It is not among the checkpoints of rounds, and is never removed."""
 KEPT = 2
 """Checkpoints that are kept: the newest, and one in case it is damaged."""
 SPARE = 2**16
@@ -145,6 +148,10 @@ def list_rounds(place: Path) -> list[int]:
     return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"round-(\d{6,12})\.json", name)))[::-1]
 
 
+def has_checkpoint(place: Path, number: int) -> bool:
+    return _manifest_path(place, number).is_file()
+
+
 def keep_newest(place: Path, number: int) -> None:
     """Removes all but the newest checkpoints. Manifests are removed first, so that none is left without its tensors."""
     for old in list_rounds(place)[number:]:
@@ -163,9 +170,9 @@ def discard_later(place: Path, after: int = 0) -> None:
 
 def _clean(place: Path) -> None:
     """Removes checkpoint files without a manifest, which a crash left."""
-    whole = {_tensors_path(place, number).name for number in list_rounds(place)}
+    whole = {_tensors_path(place, number).name for number in (START, *list_rounds(place))}
     for path in place.iterdir():
-        if re.fullmatch(rf"round-\d{{6,12}}\.(safetensors|json)({re.escape(PART)})?", path.name) and (
+        if re.fullmatch(rf"(round-\d{{6,12}}|start)\.(safetensors|json)({re.escape(PART)})?", path.name) and (
             path.name.endswith(PART) or (path.suffix == ".safetensors" and path.name not in whole)
         ):
             path.unlink(missing_ok=True)
@@ -181,6 +188,10 @@ class Checkpoint:
     @property
     def round(self) -> int:
         return int(self.manifest["round"])
+
+    def open(self) -> None:
+        """Opens the tensors. From then on they can be read even if the file is removed."""
+        self._file  # noqa: B018
 
     @cached_property
     def _file(self) -> Any:
@@ -244,9 +255,13 @@ def _render_manifest(manifest: Mapping[str, Any]) -> bytes:
     return (json.dumps({**manifest, "check": check}, indent=1) + "\n").encode()
 
 
+def _stem(number: int) -> str:
+    return f"round-{number:06}" if number != START else "start"
+
+
 def _tensors_path(place: Path, number: int) -> Path:
-    return place / f"round-{number:06}.safetensors"
+    return place / f"{_stem(number)}.safetensors"
 
 
 def _manifest_path(place: Path, number: int) -> Path:
-    return place / f"round-{number:06}.json"
+    return place / f"{_stem(number)}.json"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,17 @@ from torch import Tensor
 
 from fedhen.config.settings import Config
 from fedhen.data.dataset import Data
-from fedhen.data.inputs import list_tensors
+from fedhen.data.digests import compute_digest, digest_examples
 from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.experiment import checkpoint_files
+from fedhen.experiment.best_models import Standing, parse_standing
 from fedhen.experiment.checkpoint_files import Checkpoint, DamagedCheckpoint, Entry, TensorSpec, spec_of
+from fedhen.fileio.python_files import is_reference
 from fedhen.params import TierModels, count_elements, packed_type
 
+FILES = ("method's file", "family's file", "data's file", "task's file")
+"""The digests of the user's own Python files. Old checkpoints have only that of the method's."""
 Sharing = dict[str, dict[str, int]]
 """Tier -> weight -> the number of its tensor. Tiers that share a tensor have the same number."""
 
@@ -43,6 +48,11 @@ class State:
     """Shelf -> tier -> weights with the shapes and types that a device's vector packs."""
     tier_of: Sequence[str]
     ranks: Ranks = ALONE
+    standing: Standing = field(default_factory=Standing)
+
+    def expect(self, played: int, standing: Any) -> State:
+        """Returns a state with the shapes of a saved one of that round, whose standing is described by plain values."""
+        return replace(self, played=played, standing=parse_standing(standing, self.server, played))
 
     def kinds(self, shelf: str) -> dict[str, TensorSpec]:
         """Returns tier -> shape and type of its devices' vectors on a shelf."""
@@ -52,8 +62,9 @@ class State:
 
     def models(self) -> dict[str, TierModels]:
         """Returns the weights that tiers may share."""
-        # Without a part for moments where there are none, as in checkpoints from before there were any.
-        return {"server": self.server, "mean": self.mean, **({"moments": self.moments} if self.moments else {})}
+        # Without parts that are empty, as in checkpoints from before there were such parts.
+        moments = {"moments": self.moments} if self.moments else {}
+        return {"server": self.server, "mean": self.mean, **moments, **self.standing.parts(self.played)}
 
     @property
     def lasts(self) -> bool:
@@ -68,6 +79,8 @@ class Restored:
     played: int
     models: dict[str, TierModels]
     losses: dict[int, float]
+    standing: Standing
+    """Without the weights, some of which are in `models`."""
     vectors: dict[str, Iterator[tuple[int, Tensor | None]]] = field(default_factory=dict)
     """Shelf -> (device, its vector, or None on ranks that do not get it). All ranks must iterate in the same order."""
 
@@ -103,7 +116,7 @@ def prepare_checkpoint(state: State, place: Path, about: Mapping[str, Any]) -> C
         return lambda: _send(entries)
     sharing: dict[str, Any] = {part: shared for part, (shared, _) in numbered.items()}
     shelves = {name: [[device, owner] for device, owner in own.items()] for name, own in owners.items()}
-    about = {**about, "sharing": sharing, "shelves": shelves}
+    about = {**about, "sharing": sharing, "shelves": shelves, "standing": state.standing.describe()}
     return partial(checkpoint_files.write_checkpoint, place, state.played, entries, about)
 
 
@@ -148,6 +161,8 @@ def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
     """Compares names, shapes and types with those of this run. Returns what all ranks need to restore the state."""
     try:
         sharing, shelves = saved.manifest["sharing"], saved.manifest["shelves"]
+        standing = saved.manifest.get("standing", {})
+        state = state.expect(saved.round, standing)
         expected: dict[str, TensorSpec] = {}
         for part, models in state.models().items():
             _check_sharing(sharing[part], models)
@@ -174,7 +189,8 @@ def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
             raise DamagedCheckpoint("it has a loss of a device that is not in this run")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise DamagedCheckpoint("its manifest lacks what this run needs") from None
-    return {"played": saved.round, "sharing": sharing, "shelves": shelves, "losses": [*losses.items()]}
+    plan = {"sharing": sharing, "shelves": shelves, "losses": [*losses.items()], "standing": standing}
+    return {"played": saved.round, **plan}
 
 
 def _check_sharing(sharing: Mapping[str, Mapping[str, int]], models: TierModels) -> None:
@@ -186,9 +202,11 @@ def _check_sharing(sharing: Mapping[str, Mapping[str, int]], models: TierModels)
 
 def restore_state(saved: Checkpoint | None, plan: Mapping[str, Any], state: State) -> Restored:
     """Returns the saved state of this rank. Rank 0 has read it and sends the other ranks their parts."""
-    ranks = state.ranks
+    ranks, played = state.ranks, int(plan["played"])
+    state = state.expect(played, plan["standing"])
     models = {part: _restore_models(saved, part, plan["sharing"][part], state) for part in state.models()}
-    restored = Restored(int(plan["played"]), models, {int(device): loss for device, loss in plan["losses"]})
+    losses = {int(device): loss for device, loss in plan["losses"]}
+    restored = Restored(played, models, losses, state.standing)
     for shelf in state.shelves:
         # With the same number of ranks, vectors return to their ranks: the rank with a memory trains the device.
         owners = [(int(device), int(owner) % ranks.number) for device, owner in plan["shelves"][shelf]]
@@ -224,28 +242,21 @@ def _restore_vectors(
 
 
 def compute_digests(config: Config, data: Data, server: TierModels) -> dict[str, str]:
-    """Returns checksums of what a configuration does not contain: the data, the split and the initial models."""
-    parts = {
-        "training inputs": list_tensors(data.x),
-        "training labels": [data.y],
-        "test inputs": list_tensors(data.x_test),
-        "test labels": [data.y_test],
-        "split over the devices": [torch.from_numpy(shard) for shard in data.shards],
-        "initial models": [tensor for weights in server.values() for tensor in weights.values()],
+    """Returns checksums of what a configuration does not contain: data, split, initial models and own files."""
+    found = {
+        **digest_examples(data),
+        "split over the devices": compute_digest(torch.from_numpy(shard) for shard in data.shards),
+        "initial models": compute_digest(tensor for weights in server.values() for tensor in weights.values()),
     }
-    found = {name: _digest(tensors) for name, tensors in parts.items()}
-    if config.method_file:
-        code = Path(config.method_file.rpartition(":")[0]).read_bytes()
-        found["method's file"] = hashlib.sha256(code).hexdigest()
+    return {**found, **_digest_files(config)}
+
+
+def _digest_files(config: Config) -> dict[str, str]:
+    """Returns checksums of the user's own files, as far as they are still there: Python can be passed the objects."""
+    named = (config.method_file, config.model.family, config.data.name, config.task.name)
+    found = {}
+    for part, name in zip(FILES, named, strict=True):
+        with suppress(OSError):
+            if is_reference(name):
+                found[part] = hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest()
     return found
-
-
-def _digest(tensors: Iterable[Tensor]) -> str:
-    """Returns a checksum of shapes, types and bytes."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
-        # Tensors made of empty arrays have no strides that can be viewed as bytes.
-        if tensor.numel():
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()

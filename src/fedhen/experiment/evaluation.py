@@ -1,4 +1,4 @@
-"""Scores the models of a round on the test set."""
+"""Scores the models of a round on the test set, and on the held-out training examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,27 @@ from fedhen.devices.population import Population
 from fedhen.engines.scoring import Pass, Reading, Score
 from fedhen.models.family import Family
 from fedhen.params import TierModels, distance
+from fedhen.runs.records import Values
 from fedhen.tasks import Classification
+
+
+def score_round(population: Population, score: Score, models: Mapping[str, TierModels]) -> dict[str, Any]:
+    """Returns the scores of a round's models, as its record has them; empty if there is nothing to score them on."""
+    found = score_models(population, score, models) if len(population.data.y_test) else {}
+    if population.validation is not None:
+        metric = population.task.scores[0]
+        sums = sum_metrics(population, score, models, held_out=True)
+        found["validation"] = {
+            owner: {tier: _finite(float(metric.value(sums[owner, tier][0]))) for tier in tiers}
+            for owner, tiers in models.items()
+        }
+    return found
+
+
+def primary_scores(record: Mapping[str, Any], metric: str) -> Values:
+    """Returns the values of the primary metric in a record; empty if the round was not evaluated."""
+    values: Values = {"accuracy": record.get("accuracy"), **record.get("metrics", {})}.get(metric) or {}
+    return values
 
 
 def score_models(population: Population, score: Score, models: Mapping[str, TierModels]) -> dict[str, Any]:
@@ -42,7 +62,7 @@ def _finite(value: float) -> float | None:
 
 
 def sum_metrics(
-    population: Population, score: Score, models: Mapping[str, TierModels]
+    population: Population, score: Score, models: Mapping[str, TierModels], held_out: bool = False
 ) -> dict[tuple[str, str], list[Tensor]]:
     """Returns (owner, tier) -> the sums of each metric of its exit, then that of its exits together."""
     passes = {
@@ -50,7 +70,10 @@ def sum_metrics(
         for owner, own in models.items()
         for tier, read in plan_passes(own, population.family).items()
     }
-    asked = [Pass(tier, models[owner][tier], [exits for _, exits in read]) for (owner, tier), read in passes.items()]
+    asked = [
+        Pass(tier, models[owner][tier], [exits for _, exits in read], held_out)
+        for (owner, tier), read in passes.items()
+    ]
     return {
         (owner, name): sums
         for ((owner, _), read), found in zip(passes.items(), score(asked), strict=True)

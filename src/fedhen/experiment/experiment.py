@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+from fedhen import seeds
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.rounds import Round, Rules, play_rounds
 from fedhen.algorithm.sampling import Activate
@@ -18,13 +19,18 @@ from fedhen.devices.population import Population
 from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.engines.engine import Engine
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
+from fedhen.experiment.best_models import BestModel, Standing
 from fedhen.experiment.checkpoint_state import Restored, State, compute_digests
-from fedhen.experiment.evaluation import score_models
+from fedhen.experiment.evaluation import primary_scores, score_round
 from fedhen.experiment.reported_models import ReportedModels
 from fedhen.hardware.memory import explain_out_of_memory
 from fedhen.hardware.threads import threads_per_worker, torch_threads
+from fedhen.models.model_card import ModelCard
+from fedhen.models.operations import count_operations
 from fedhen.params import TierModels, count_bytes, count_elements
+from fedhen.runs.records import MetricInfo
+from fedhen.tasks.registry import describe_metrics, task_settings
 
 
 @dataclass
@@ -52,6 +58,9 @@ class Experiment:
     """The devices that were active in earlier rounds, and so have the weights that no device trains."""
     reported: dict[str, TierModels] = field(default_factory=dict)
     """The models of the last evaluated round."""
+    reported_round: int = 0
+    standing: Standing = field(default_factory=Standing)
+    """The best models so far, and whether the run stops by itself."""
 
     @property
     def config(self) -> Config:
@@ -80,7 +89,7 @@ class Experiment:
             self.optimizer,
             self.ranks,
         )
-        numbers = range(self.played + 1, self.config.rounds + 1)
+        numbers = range(self.played + 1, 1 + (self.played if self.standing.reason else self.config.rounds))
         played = play_rounds(self.server, self.memories, self.engine.devices, rules, numbers, self.losses, self.moments)
         began = time.perf_counter()
         for done in played:
@@ -90,9 +99,9 @@ class Experiment:
             trained = time.perf_counter()
             scores = {}
             if self.is_evaluated(done.number):
-                self.reported = self.models()
-                if len(self.population.data.y_test):
-                    scores = self.ranks.first(partial(score_models, self.population, self.engine.score, self.reported))
+                self.reported, self.reported_round = self.models(), done.number
+                scores = self.ranks.first(partial(score_round, self.population, self.engine.score, self.reported))
+                self.standing = self.judge(done.number, scores)
             ended = time.perf_counter()
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
             step = Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()}, done.failed)
@@ -101,14 +110,27 @@ class Experiment:
             # Frees the updates of this round before the next round allocates as many.
             del done
             yield step
+            if self.standing.reason:
+                return
             began = time.perf_counter()
+
+    def judge(self, number: int, scores: Mapping[str, Any]) -> Standing:
+        """Returns the standing after an evaluation: by the held-out examples if there are any, else by the test set."""
+        metric, stop = self.metrics[0], self.config.stop
+        values = scores.get("validation") or primary_scores(scores, metric.name)
+        return self.standing.observe(number, values, self.reported, metric, stop) if values else self.standing
+
+    @cached_property
+    def metrics(self) -> list[MetricInfo]:
+        """The metrics, the primary one first."""
+        return [MetricInfo(**each) for each in describe_metrics(self.population.task)]
 
     def choose_active(self, number: int, losses: Mapping[int, float]) -> list[int]:
         """Returns the active devices in rising order. Checks them, because users can pass their own function."""
         active = sorted({int(device) for device in self.activate(number, losses)})
         last = len(self.population.tier_of) - 1
         if active and not 0 <= active[0] <= active[-1] <= last:
-            raise UserError(
+            raise ConfigError(
                 f"round {number}: `activate` returned devices {active}, but devices are numbered from 0 to {last}"
             )
         return active
@@ -121,10 +143,27 @@ class Experiment:
         """Returns the models that are scored and saved: the server's and, if it is kept, the all-devices average."""
         return {"server": self.server, **self.last_models.models()}
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no round is left to play."""
+        return self.played >= self.config.rounds or bool(self.standing.reason)
+
     def complete_models(self) -> dict[str, TierModels]:
         """Returns the models of the last evaluated round, with the weights that no device trains."""
         fixed = self.population.fixed
         return {owner: {t: {**fixed[t], **w} for t, w in models.items()} for owner, models in self.reported.items()}
+
+    def best_models(self) -> dict[str, dict[str, BestModel]]:
+        """Returns owner -> tier -> its best model, with the weights that no device trains."""
+        fixed = self.population.fixed
+        return {
+            owner: {tier: replace(kept, weights={**fixed[tier], **kept.weights}) for tier, kept in tiers.items()}
+            for owner, tiers in self.standing.best.items()
+        }
+
+    def initial_models(self) -> TierModels:
+        """Returns the models that training starts from, all of their weights. Must be read before the first round."""
+        return {tier: {**weights, **self.population.fixed[tier]} for tier, weights in self.server.items()}
 
     def record(self, done: Round) -> dict[str, Any]:
         """Returns the record of a round. It contains only what the seed determines."""
@@ -163,6 +202,7 @@ class Experiment:
             likes={"rows": self.server, "memory": memory},
             tier_of=self.population.tier_of,
             ranks=self.ranks,
+            standing=self.standing,
         )
 
     def restore(self, saved: Restored) -> None:
@@ -177,25 +217,42 @@ class Experiment:
         for device, vector in saved.vectors["memory"]:
             if vector is not None:
                 self.memory.put(device, vector, likes[self.population.tier_of[device]])
-        if self.played == self.config.rounds:
-            self.reported = self.models()
+        self.standing = saved.standing.fill(saved.models, self.played, self.models)
+        if self.is_over:
+            self.reported, self.reported_round = self.models(), self.played
 
     @cached_property
     def digests(self) -> dict[str, str]:
         """Checksums of data and initial models. Must be read before the first round is played."""
-        fixed = self.population.fixed
-        initial = {tier: {**weights, **fixed[tier]} for tier, weights in self.server.items()}
-        return compute_digests(self.config, self.population.data, initial)
+        return compute_digests(self.config, self.population.data, self.initial_models())
+
+    def cards(self) -> dict[str, ModelCard]:
+        """Returns tier -> the card of its model."""
+        population = self.population
+        data, task = population.data, task_settings(population.task)
+        return {
+            tier: ModelCard(holding.exits, data.shape, population.outputs, task, data.describe())
+            for tier, holding in population.holdings.items()
+        }
 
     def about_models(self) -> dict[str, dict[str, Any]]:
         """Returns tier -> the metadata of its model file."""
-        inputs = {"inputs": list(self.population.data.shape), "classes": self.population.outputs}
-        return {tier: {"exits": list(holding.exits), **inputs} for tier, holding in self.population.holdings.items()}
+        return {tier: card.to_dict() for tier, card in self.cards().items()}
 
     def parameters(self) -> dict[str, int]:
         """Returns tier -> the number of parameters of its model."""
         fixed = self.population.fixed
         return {tier: count_elements(weights) + count_elements(fixed[tier]) for tier, weights in self.server.items()}
+
+    def operations(self) -> dict[str, int]:
+        """Returns tier -> the operations of one example in its model; of what cannot be counted, nothing."""
+        data, family = self.population.data, self.population.family
+        found: dict[str, int] = {}
+        for tier in self.server:
+            with seeds.randomness(0, "operations"), suppress(Exception):  # a user's module may do anything
+                module = family.build(tier)
+                found[tier] = count_operations(module, data.in_type_of(module).sample()[0])
+        return found
 
 
 @dataclass(frozen=True)

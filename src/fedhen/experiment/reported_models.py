@@ -45,6 +45,20 @@ class NoReportedModels:
         return {}
 
 
+def average_rows(initial: Weights, rows: Iterable[Tensor], devices: int) -> Weights:
+    """Returns the average of a tier's devices, as `AllDevicesAverage` does, from the last models of those that trained.
+
+    `initial` are the weights that the others still have. One row at a time is in memory.
+    """
+    fixed = FixedPoint(initial, devices)
+    start = fixed.of(pack(initial))
+    total, trained = start * devices, False
+    for row in rows:
+        total += fixed.of(row) - start
+        trained = True
+    return unpack(fixed.mean(total), initial) if trained else initial
+
+
 class AllDevicesAverage:
     """The paper's "Reporting Results": the mean, over a tier's devices, of the model that each trained last.
 

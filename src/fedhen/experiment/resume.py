@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,21 +14,26 @@ from typing import Any
 
 from fedhen.config import toml, validation
 from fedhen.config.settings import Config
-from fedhen.errors import UserError
+from fedhen.data.digests import name_data_set
+from fedhen.errors import CheckpointError, FedhenError
 from fedhen.experiment import checkpoint_files, checkpoint_state, provenance
 from fedhen.experiment.checkpoint_files import Checkpoint, DamagedCheckpoint
 from fedhen.experiment.experiment import Experiment
+from fedhen.experiment.saved_models import save_start
+from fedhen.experiment.stopping import describe_rule, read_rule
 from fedhen.fileio.locks import lock_folder
+from fedhen.params import TierModels
 from fedhen.runs.layout import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING
 from fedhen.runs.reader import read_run
 from fedhen.runs.writer import RunWriter, read_whole_lines
 from fedhen.tasks.registry import describe_metrics
 
 FREE = (
-    *("rounds", "runtime.workers", "runtime.storage", "runtime.storage_dir", "checkpoint.minutes", "checkpoint.rounds"),
+    *("rounds", "stop.until", "stop.patience"),
+    *("runtime.workers", "runtime.storage", "runtime.storage_dir", "checkpoint.minutes", "checkpoint.rounds"),
     *("fleet.deadline_seconds", "fleet.answers", "fleet.spare_devices", "fleet.wait_seconds"),
 )
-"""Settings that may change when a run is resumed: no result depends on them."""
+"""Settings that may change when a run is resumed: no result of a round depends on them."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +57,17 @@ def flatten_settings(config: Config) -> dict[str, Any]:
 
 
 def is_finished(folder: Path, config: Config) -> bool:
-    """Returns whether the run in a folder has played all rounds of the configuration."""
+    """Returns whether the run in a folder has played all rounds of the configuration, or has stopped by its rule."""
     try:
-        rounds = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["rounds"]
-        return isinstance(rounds, int) and rounds >= config.rounds
-    except (OSError, ValueError, KeyError, TypeError):
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        rounds, stopped = summary["rounds"], summary.get("stopped", {})
+        return isinstance(rounds, int) and (rounds >= config.rounds or stopped.get("rule") == describe_rule(config))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
 def check_same_settings(config: Config, before: Mapping[str, Any], whose: str) -> None:
-    """Raises UserError if settings differ from those before. A setting that did not exist then had its default."""
+    """Raises CheckpointError if settings differ from those before. A setting that is new had its default."""
     if not isinstance(before, Mapping) or "rounds" not in before:
         raise TypeError(f"{whose} has no configuration")
     before = {validation.RENAMED.get(key, key): value for key, value in before.items()}
@@ -75,14 +81,14 @@ def check_same_settings(config: Config, before: Mapping[str, Any], whose: str) -
         if key not in FREE and now.get(key) != before.get(key)
     ]
     if changed:
-        raise UserError(
+        raise CheckpointError(
             f"{whose} has another configuration: {'; '.join(sorted(changed))}; "
             "restore these settings, or start a new run in another folder"
         )
     if config.rounds < before["rounds"]:
-        raise UserError(f"{whose} was planned for {before['rounds']} rounds; rounds can be added but not removed")
+        raise CheckpointError(f"{whose} was planned for {before['rounds']} rounds; rounds can be added but not removed")
     if config.rounds > before["rounds"] and config.training.lr_schedule == "cosine":
-        raise UserError(
+        raise CheckpointError(
             f"{whose} cannot get more rounds: its learning rate falls along a cosine over {before['rounds']} rounds "
             "(training.lr_schedule), so its earlier rounds would have been different; start a new run"
         )
@@ -102,6 +108,8 @@ class RunStart:
     """The timing of the last of these rounds."""
     seconds: float = 0.0
     """The seconds that the run has taken so far."""
+    initial: TierModels = field(default_factory=dict)
+    """The models that training starts from, until they are saved."""
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -112,8 +120,8 @@ class RunStart:
         held.enter_context(lock_folder(self.folder))
         self.place = self.folder / checkpoint_files.FOLDER
         config, plan = self.experiment.config, None
-        # Computed here because they include the initial models, which the first round replaces.
-        self.digests  # noqa: B018
+        # Read here because the first round replaces the initial models.
+        self.initial, _ = self.experiment.initial_models(), self.digests
         if self.how.resume and (self.folder / CONFIG).is_file():
             check_same_settings(config, flatten_settings(toml.read_toml(self.folder / CONFIG)), str(self.folder))
             if is_finished(self.folder, config):
@@ -135,9 +143,9 @@ class RunStart:
                 warnings.warn(f"{message}; continuing from round {number}", stacklevel=2)
             return plan
         if wrong:
-            raise UserError(f"{self.folder}: {'; '.join(wrong)}; {self.how.otherwise}")
+            raise CheckpointError(f"{self.folder}: {'; '.join(wrong)}; {self.how.otherwise}")
         if (self.folder / SUMMARY).is_file():
-            raise UserError(
+            raise CheckpointError(
                 f"{self.folder} is finished and has no checkpoint, so no rounds can be added; {self.how.otherwise}"
             )
         warnings.warn(f"{self.folder} has no checkpoint yet: it starts again at round 1", stacklevel=2)
@@ -158,25 +166,30 @@ class RunStart:
             raise DamagedCheckpoint("its manifest is malformed") from None
         plan = checkpoint_state.check_checkpoint(saved, self.experiment.state())
         self.saved, self.records = saved, self.read_records(number)
+        if read_rule(about["config"]) != describe_rule(self.experiment.config):
+            # A run that had stopped continues, because it got more rounds or another rule.
+            waited = 0 if plan["standing"].get("reason") else plan["standing"].get("waited", 0)
+            plan["standing"] = {**plan["standing"], "waited": waited, "reason": ""}
         return plan
 
     def read_records(self, number: int) -> list[Mapping[str, Any]]:
         """Returns the records of the first `number` rounds, checked as for a report."""
         try:
             found: list[Mapping[str, Any]] = [record.to_dict() for record in read_run(self.folder).rounds[:number]]
-        except UserError as error:
+        except FedhenError as error:
             raise DamagedCheckpoint(str(error)) from None
         if len(found) < number:
             raise DamagedCheckpoint(f"{ROUNDS} holds only {len(found)} complete rounds")
         return found
 
     def check_data(self, before: Mapping[str, str]) -> None:
-        """Raises UserError if data or initial models differ from those before."""
+        """Raises CheckpointError if data, initial models or own files differ from those before."""
         now = self.digests
-        if changed := [name for name in now if now[name] != before.get(name)]:
-            raise UserError(
+        known = [name for name in now if name in before or name not in checkpoint_state.FILES]
+        if changed := [name for name in known if now[name] != before.get(name)]:
+            raise CheckpointError(
                 f"{self.folder} was played with other data: the {', '.join(changed)} are not those of its checkpoint; "
-                "use the same data, or start a new run in another folder"
+                "use the same data and files, or start a new run in another folder"
             )
 
     def compare_versions(self, before: Mapping[str, str]) -> None:
@@ -187,10 +200,14 @@ class RunStart:
     def open_recorder(self) -> RunWriter:
         """Opens the records of the run, to append to them or to start them."""
         played = self.saved.round if self.saved else 0
+        population = self.experiment.population
         described = provenance.describe_environment(
-            self.experiment.population.data.device, self.experiment.config.runtime, self.experiment.ranks
+            population.data.device, self.experiment.config.runtime, self.experiment.ranks
         )
-        described["metrics"] = describe_metrics(self.experiment.population.task)
+        described |= {"task": population.task.name, "metrics": describe_metrics(population.task)}
+        # The server of a real fleet has no training data, and so no shards.
+        if population.data.shards:
+            described["data_digest"] = name_data_set(population.data, self.digests)
         if played:
             described = {**described, "resumed": [*self._read_resumptions(), {"after": played}]}
         timed = len(read_whole_lines(self.folder / TIMING, played))
@@ -199,6 +216,14 @@ class RunStart:
             # The run crashed after the checkpoint, before it wrote this line.
             recorder.write_timing(played, self.timing)
         return recorder
+
+    def save_start(self) -> None:
+        """Saves what the run starts from, so that the models of its checkpoints can be read without it."""
+        initial, self.initial = self.initial, {}
+        if self.experiment.config.checkpoint.wanted:
+            # If there is no space, the next checkpoint warns of it.
+            with suppress(OSError):
+                save_start(self.place, initial, self.experiment.about_models())
 
     def _read_resumptions(self) -> list[Any]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,21 +15,26 @@ from typing import Any
 from fedhen.experiment import checkpoint_files, checkpoint_state, provenance
 from fedhen.experiment.experiment import Experiment, Step
 from fedhen.experiment.resume import NEW_RUN, ResumePolicy, RunStart, flatten_settings
+from fedhen.experiment.saved_models import write_models
+from fedhen.experiment.stopping import describe_rule
+from fedhen.experiment.summary import Outcome, make_summary
 from fedhen.fileio.background import BackgroundTask
-from fedhen.interrupts import RoundAbandoned, RunStopped, StopRequest
-from fedhen.models.model_files import save_models
+from fedhen.interrupts import RoundAbandoned, RunStopped, StopNow, StopRequest
 from fedhen.runs.layout import resume_command
 from fedhen.runs.writer import RunWriter, explain_write_errors, write_device_errors
-from fedhen.tasks import Metric
-from fedhen.tasks.registry import describe_metrics
 
 
 def play_run(
-    folder: Path, experiment: Experiment, how: ResumePolicy = NEW_RUN, stop: StopRequest | None = None
+    folder: Path,
+    experiment: Experiment,
+    how: ResumePolicy = NEW_RUN,
+    stop: StopRequest | None = None,
+    begin: Callable[[int], None] = lambda after: None,
 ) -> Iterator[Step]:
     """Plays the rounds that are left and writes the run folder, on rank 0 only.
 
     If `stop` is requested, saves the last complete round and raises RunStopped. Yields nothing if the run is finished.
+    Otherwise calls `begin` before the first round, with the number of rounds that were played before.
     """
     ranks, beginning, stop = experiment.ranks, RunStart(folder, experiment, how), stop or StopRequest()
     with ExitStack() as held:
@@ -42,6 +48,8 @@ def play_run(
         if not ranks.rank:
             held.enter_context(explain_write_errors(folder))
             keeper.recorder = held.enter_context(beginning.open_recorder())
+            beginning.save_start()
+        begin(experiment.played)
         held.enter_context(stop.play())
         yield from _play_rounds(keeper, stop)
         keeper.finish()
@@ -58,9 +66,17 @@ def _play_rounds(keeper: RunKeeper, stop: StopRequest) -> Iterator[Step]:
         except RoundAbandoned:
             keeper.roll_back()
             raise RunStopped(stop.signal, keeper.stop_message(), abandoned=True) from None
+        except StopNow:
+            raise
+        except KeyboardInterrupt:
+            # From Python, where nothing holds Ctrl-C back until the end of the round.
+            if ranks.number == 1:
+                keeper.roll_back()
+                print(f"fedhen: {keeper.stop_message()}", file=sys.stderr)
+            raise
         if step is None:
             return
-        last = step.record["round"] == keeper.experiment.config.rounds
+        last = keeper.experiment.is_over
         yield keeper.commit(step, last or bool(stop.signal))
         # The signal may have come after the round was recorded, and only to some of the ranks.
         number = max(ranks.gather(stop.signal))
@@ -175,36 +191,21 @@ class RunKeeper:
         if self.recorder is not None:
             # The checkpoint first: if it does not fit the disk, it is removed, and the models get its space.
             self.background.end()
-            save_models(self.folder, self.experiment.complete_models(), self.experiment.about_models())
-            self.recorder.finish(make_summary(self.experiment, self.records, time.perf_counter() - self.began))
+            experiment, best = self.experiment, self.experiment.best_models()
+            about = experiment.about_models()
+            write_models(self.folder, experiment.complete_models(), best, experiment.played, about)
+            outcome = Outcome(
+                experiment.parameters(),
+                experiment.operations(),
+                {owner: {tier: model.round for tier, model in tiers.items()} for owner, tiers in best.items()},
+                time.perf_counter() - self.began,
+                self.describe_stop(),
+            )
+            self.recorder.finish(make_summary(experiment.config, experiment.metrics, self.records, outcome))
             checkpoint_files.keep_newest(self.folder / checkpoint_files.FOLDER, 1)
 
-
-def make_summary(experiment: Experiment, records: list[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
-    """Returns the summary of a run: its settings, the final and best values of its primary metric, and totals."""
-    config, metric = experiment.config, experiment.population.task.scores[0]
-    found = ({"accuracy": record.get("accuracy"), **record.get("metrics", {})}.get(metric.name) for record in records)
-    # There may be no test data.
-    scored = [values for values in found if values]
-    final = scored[-1] if scored else {}
-    best = {kind: {t: _find_best(metric, [s[kind][t] for s in scored]) for t in tiers} for kind, tiers in final.items()}
-    late = sum(len(r.get("late", ())) for r in records)
-    return {
-        "recipe": config.recipe,
-        "method": config.method,
-        "seed": config.seed,
-        "rounds": config.rounds,
-        "parameters": experiment.parameters(),
-        "metrics": describe_metrics(experiment.population.task),
-        **({"final": final, "best": best} if scored else {}),
-        "dropped": sum(len(r["dropped"]) for r in records),
-        "failed": sum(len(r.get("failed", ())) for r in records),
-        **({"late": late} if late else {}),
-        "bytes": sum(n for r in records for way in r["bytes"].values() for n in way.values()),
-        "seconds": round(seconds, 3),
-    }
-
-
-def _find_best(metric: Metric, values: list[float | None]) -> float | None:
-    finite = [value for value in values if value is not None]
-    return (max if metric.higher_is_better else min)(finite) if finite else None
+    def describe_stop(self) -> dict[str, Any]:
+        """Returns why the run ends before its last planned round; empty if it does not."""
+        config, reason = self.experiment.config, self.experiment.standing.reason
+        is_early = self.experiment.played < config.rounds
+        return {"reason": reason, "rule": describe_rule(config)} if is_early else {}

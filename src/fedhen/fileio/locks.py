@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 
 LOCK = "run.lock"
 """Locked while a process plays the run. The system unlocks it, however the process ends."""
@@ -15,14 +15,14 @@ LOCK = "run.lock"
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Locks a run folder. Raises a UserError if another process has locked it."""
+    """Locks a run folder. Raises a FedhenError if another process has locked it."""
     try:
         file = (folder / LOCK).open("ab")
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; make it writable, or choose another") from None
+        raise FedhenError(f"cannot write to {folder}: {error.strerror}; make it writable, or choose another") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"{folder} is in use by another process: wait for it to end, or choose another") from None
+            raise FedhenError(f"{folder} is in use by another process: wait for it to end, or choose another") from None
         yield

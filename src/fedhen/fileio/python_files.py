@@ -10,7 +10,7 @@ from shlex import quote
 from types import ModuleType
 from typing import TypeVar
 
-from fedhen.errors import UserError, one_line
+from fedhen.errors import ConfigError, FedhenError, one_line
 
 T = TypeVar("T")
 
@@ -27,9 +27,9 @@ def resolve_reference(name: str) -> str:
 
 
 def refuse_reference(name: str, kind: str) -> None:
-    """Raises a UserError if a configuration names a Python file: only what the user passes is executed."""
+    """Raises a FedhenError if a configuration names a Python file: only what the user passes is executed."""
     if is_reference(name):
-        raise UserError(
+        raise ConfigError(
             f"this run's {kind} was {name}: pass it again with --{kind} {quote(name)}, or from Python as {kind}=..."
         )
 
@@ -47,7 +47,7 @@ class PythonFiles:
         found = getattr(module, attribute, None)
         if not isinstance(found, wanted):
             names = [known for known, value in vars(module).items() if isinstance(value, wanted)]
-            raise UserError(f"{path} defines no {kind} {attribute!r}: it defines {', '.join(names) or 'none'}")
+            raise ConfigError(f"{path} defines no {kind} {attribute!r}: it defines {', '.join(names) or 'none'}")
         return found
 
     def make(self, name: str, kind: str, wanted: type[T]) -> T:
@@ -61,7 +61,7 @@ class PythonFiles:
         except Exception as error:
             raise _explain(f"{path}:{attribute} fails", error) from error
         if not isinstance(made, wanted):
-            raise UserError(
+            raise ConfigError(
                 f"{path}:{attribute} returned {type(made).__name__}: it must return a fedhen.{wanted.__name__}"
             )
         return made
@@ -79,7 +79,7 @@ def _import_file(path: Path, kind: str) -> ModuleType:
     name = f"fedhen_own_{place.stem}_{sha256(str(place).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, place)
     if spec is None or spec.loader is None or not place.is_file():
-        raise UserError(f"{path} does not exist: name your {kind} as path/to/file.py:NAME")
+        raise ConfigError(f"{path} does not exist: name your {kind} as path/to/file.py:NAME")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look their module up here, and a file may import its neighbours, as a script does.
     sys.modules[name] = module
@@ -92,6 +92,6 @@ def _import_file(path: Path, kind: str) -> ModuleType:
     return module
 
 
-def _explain(what: str, error: Exception) -> UserError:
-    cause = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return UserError(f"{what}: {cause}{one_line(str(error))}")
+def _explain(what: str, error: Exception) -> FedhenError:
+    cause = "" if isinstance(error, FedhenError) else f"{type(error).__name__}: "
+    return FedhenError(f"{what}: {cause}{one_line(str(error))}")

@@ -10,28 +10,32 @@ import numpy as np
 import torch
 
 from fedhen.algorithm.methods import Method, load_method
-from fedhen.config.settings import Config
+from fedhen.config.settings import OWN, Config
+from fedhen.config.validation import from_mapping
 from fedhen.data import sources
-from fedhen.data.dataset import Data, Normalisation, arrays
+from fedhen.data.arrays import read_arrays
+from fedhen.data.dataset import Data
 from fedhen.data.inputs import map_tensors, take
 from fedhen.data.partitions import deal
+from fedhen.data.spec import DataSpec, Normalisation
 from fedhen.data.storage import data_root
-from fedhen.errors import UserError
+from fedhen.errors import FleetError
 from fedhen.models.family import Family
 from fedhen.models.registry import make_family
 from fedhen.tasks import Task
-from fedhen.tasks.registry import make_task
+from fedhen.tasks.registry import describe_task, make_task
 
 NodeConfig = Mapping[str, bool | float | int | str]
 """The settings that a node was started with: --node-config 'tier="simple" data="/data"'."""
 
 
 class Examples(NamedTuple):
-    """Inputs and labels, with a normalisation if pixels are stored as bytes."""
+    """Inputs and labels, with a normalisation if pixels are stored as bytes, and with what else is known of them."""
 
     x: object
     y: object
     normalisation: Normalisation | None = None
+    about: DataSpec = DataSpec()
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,15 @@ class App:
     """A method to use instead of the one that the configuration names."""
     task: Task | None = None
     """A task to use instead of the one that the configuration names."""
+    about: DataSpec | None = None
+    """Names of classes and what raw inputs are, for `predict` of the saved models. By default the test data says it."""
 
     def resolve_method(self, config: Config) -> Method:
         """Returns the method. Only its name is sent to the nodes."""
         if self.method is not None:
             return self.method
         if config.method_file:
-            raise UserError(
+            raise FleetError(
                 "a fleet does not support method_file: import the method in the app, as App(..., method=...)"
             )
         return load_method(config.method)
@@ -73,11 +79,17 @@ class App:
     def resolve_task(self, config: Config) -> Task:
         return self.task or make_task(config.task)
 
+    def name_parts(self, config: Config) -> Config:
+        """Returns the configuration of a new run, which then names the owner's own models and task as such."""
+        if self.family is not None:
+            config = replace(config, model=replace(config.model, family=OWN))
+        return config if self.task is None else from_mapping({"task": describe_task(self.task)}, config)
+
     def load_device_data(self, node: NodeConfig, config: Config, inputs: Sequence[int], classes: int) -> Data:
-        """Returns a device's training data as one shard. Raises `UserError` if its inputs do not fit the models."""
+        """Returns a device's training data as one shard. Raises `FleetError` if its inputs do not fit the models."""
         data = _check_data(self.training_data(node, config), classes)
         if data.shape != tuple(inputs):
-            raise UserError(f"this device's inputs have shape {data.shape}, but the fleet's have {tuple(inputs)}")
+            raise FleetError(f"this device's inputs have shape {data.shape}, but the fleet's have {tuple(inputs)}")
         shard = np.arange(len(data.y), dtype=np.int64)
         return replace(data, x_test=take(data.x, slice(0)), y_test=data.y[:0], shards=(shard,))
 
@@ -90,13 +102,14 @@ class App:
         if examples is not None:
             data = _check_data(examples, self.classes)
             blank = map_tensors(data.x, lambda tensor: tensor.new_zeros((2, *tensor.shape[1:])))
-            return replace(data, x=blank, y=data.y.new_zeros((2, *data.y.shape[1:])))
+            return replace(data, x=blank, y=data.y.new_zeros((2, *data.y.shape[1:])), about=self.about or data.about)
         if self.inputs is None or self.classes is None:
-            raise UserError(
+            raise FleetError(
                 "the server has no test data: state the models' inputs, as App(..., inputs=..., classes=...)"
             )
         images = torch.zeros((2, *self.inputs))
-        return Data(images, NO_LABELS, images[:0], NO_LABELS[:0], self.classes)
+        # Only the nodes know how they normalise their data.
+        return Data(images, NO_LABELS, images[:0], NO_LABELS[:0], self.classes, about=self.about)
 
 
 NO_LABELS = torch.zeros(2, dtype=torch.int64)
@@ -104,10 +117,10 @@ NO_LABELS = torch.zeros(2, dtype=torch.int64)
 
 def _check_data(examples: Sequence[object], classes: int | None) -> Data:
     """Checks what a function of the owner returned. The result has the examples as training and as test data."""
-    if not 2 <= len(examples) <= 3:
-        raise UserError("training_data and test_data must return x, y or x, y, normalisation")
-    x, y, normalisation = Examples(*examples)  # type: ignore[arg-type]
-    return replace(arrays(x, y, x, y, classes), normalisation=normalisation)
+    if not 2 <= len(examples) <= 4:
+        raise FleetError("training_data and test_data must return x, y or x, y, normalisation")
+    x, y, normalisation, about = Examples(*examples)  # type: ignore[arg-type]
+    return replace(read_arrays(x, y, x, y, classes), normalisation=normalisation, about=about)
 
 
 def recipe_app() -> App:
@@ -117,10 +130,10 @@ def recipe_app() -> App:
         data = sources.load_data(config.data, data_root(None), config.seed)
         shard = deal(data, config.split, config.devices.number, config.seed)[int(node["device"])]
         index = torch.from_numpy(shard)
-        return Examples(take(data.x, index), data.y[index], data.normalisation)
+        return Examples(take(data.x, index), data.y[index], data.normalisation, data.about or DataSpec())
 
     def test_data(config: Config) -> Examples:
         data = sources.load_data(config.data, data_root(None), config.seed)
-        return Examples(data.x_test, data.y_test, data.normalisation)
+        return Examples(data.x_test, data.y_test, data.normalisation, data.about or DataSpec())
 
     return App(training_data, test_data)

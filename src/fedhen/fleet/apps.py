@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedhen.config import toml
-from fedhen.errors import UserError, one_line
+from fedhen.errors import FedhenError, FleetError, one_line
 from fedhen.fleet.app import App
 from fedhen.fleet.client import FleetClient
 from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
@@ -47,13 +47,13 @@ def server_app(app: App) -> ServerApp:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         settings = {key: context.run_config.get(key) for key in (CONFIG, RUN, RESUME)}
         if not settings[CONFIG] or not settings[RUN]:
-            raise UserError("this app is started by `fedhen fleet run`")
+            raise FleetError("this app is started by `fedhen fleet run`")
         config, run = toml.parse_toml(str(settings[CONFIG])), Path(str(settings[RUN]))
         fleet_run = FleetRun(config, run, bool(settings[RESUME]), context.run_id)
         try:
             for step in play(grid, app, fleet_run):
                 print(f"fedhen: round {step.record['round']} of {fleet_run.config.rounds} is done", flush=True)
-        except UserError as error:
+        except FedhenError as error:
             _print_message(str(error))
             raise
 

@@ -18,7 +18,7 @@ from fedhen.config import toml, validation
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population, make_population
 from fedhen.engines.sequential import SequentialDevices
-from fedhen.errors import UserError, one_line
+from fedhen.errors import FedhenError, FleetError, one_line
 from fedhen.fileio.atomic import write_text
 from fedhen.fleet import wire_format
 from fedhen.fleet.app import App, NodeConfig
@@ -52,13 +52,13 @@ class FleetClient:
         try:
             order = wire_format.read_order(content)
             if order.tier != self.tier:
-                raise UserError(f"this device is of tier {self.tier!r}, but the server expects tier {order.tier!r}")
+                raise FleetError(f"this device is of tier {self.tier!r}, but the server expects tier {order.tier!r}")
             config_text = self.find_config(order)
             answer = self.train_device(order, toml.parse_toml(config_text), content) if config_text else None
             return wire_format.pack_config_request() if answer is None else wire_format.pack_answer(answer)
         except Exception as error:
-            if not isinstance(error, UserError | Malformed):
-                error = UserError(OUT_OF_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
+            if not isinstance(error, FedhenError | Malformed):
+                error = FleetError(OUT_OF_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
             return wire_format.pack_failure(one_line(str(error))[:MAX_ERROR_LENGTH])
 
     def find_config(self, order: Order) -> str | None:
@@ -104,7 +104,7 @@ class FleetClient:
             devices.memory[0] = files.read(order.memory, population.state_like(self.tier, expected))
         reply = devices.attempt(order.round, 0, Sent({self.tier: model}, {self.tier: mean}))
         if isinstance(reply, Failure):
-            raise UserError(reply.error)
+            raise FleetError(reply.error)
         if population.keeps_state and is_finite(reply.weights):
             # Saved before the answer is sent: if the server merges it, the device needs this state next time.
             files.write(order.round, devices.memory[0], order.memory)
@@ -143,7 +143,7 @@ class FleetClient:
     @property
     def tier(self) -> str:
         if "tier" not in self.config:
-            raise UserError("this node has no tier: start it with --node-config 'tier=\"simple\"'")
+            raise FleetError("this node has no tier: start it with --node-config 'tier=\"simple\"'")
         return str(self.config["tier"])
 
     @property
@@ -166,7 +166,7 @@ class FleetClient:
                 write_text(path, secrets.token_hex(8))
             return path.read_text(encoding="ascii").strip()
         except OSError as error:
-            raise UserError(f"the node cannot keep its state in {self.state}: {error.strerror}") from None
+            raise FleetError(f"the node cannot keep its state in {self.state}: {error.strerror}") from None
 
 
 def make_answer(update: Update, population: Population) -> Answer:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedhen.errors import UserError
+from fedhen.errors import FleetError
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import replace_file
 from fedhen.fleet.wire_format import digest_of
@@ -80,13 +80,13 @@ class ClientState:
     @property
     def run_folder(self) -> Path:
         if not re.fullmatch(r"[a-z0-9-]{1,64}", self.run):
-            raise UserError("the server sent an invalid name for its run: is it a fedhen server?")
+            raise FleetError("the server sent an invalid name for its run: is it a fedhen server?")
         return self.folder / "memory" / self.run
 
     def read(self, number: int, like: Mapping[str, Tensor]) -> Weights:
         """Reads the memory after a round, which is empty after round 0.
 
-        Raises `UserError` unless it has exactly the names, shapes and types of `like`.
+        Raises `FleetError` unless it has exactly the names, shapes and types of `like`.
         """
         if not number:
             return {}
@@ -105,7 +105,7 @@ class ClientState:
                     raise ValueError("its weights have other names")
                 return {name: file.get_tensor(name).to(tensor.device) for name, tensor in like.items()}
         except (SafetensorError, OSError, *untrusted.PARSE_ERRORS) as error:
-            raise UserError(
+            raise FleetError(
                 f"the device's memory after round {number} cannot be read ({untrusted.describe_error(error)}): "
                 f"restore {path.name}, or start another run"
             ) from None
@@ -116,7 +116,7 @@ class ClientState:
             self.run_folder.mkdir(parents=True, exist_ok=True)
             replace_file(self.path(number), save({n: t.detach().cpu().contiguous() for n, t in memory.items()}))
         except OSError as error:
-            raise UserError(f"the device cannot keep its memory in {self.run_folder}: {error.strerror}") from None
+            raise FleetError(f"the device cannot keep its memory in {self.run_folder}: {error.strerror}") from None
         kept = {self.path(number), self.path(before)}
         for path in self.run_folder.glob("round-*.safetensors"):
             # A delayed order must not remove the memory of a later round. File names sort as rounds do.

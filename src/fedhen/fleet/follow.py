@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError, FleetError
 from fedhen.fileio import untrusted
 from fedhen.fleet.run_settings import START_ANOTHER_RUN
 from fedhen.fleet.superlink import SuperLinkClient
@@ -24,7 +24,7 @@ def follow(
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     """Yields every round after `after` with its timing, until `planned` rounds are played.
 
-    Raises `UserError` if the run ends before that. The message names `resume_command`, if it is given.
+    Raises `FleetError` if the run ends before that. The message names `resume_command`, if it is given.
     """
     asked_at, unanswered = time.monotonic(), 0
     while True:
@@ -39,13 +39,13 @@ def follow(
             status, why = ask_status(superlink, number)
             asked_at, unanswered = time.monotonic(), unanswered + 1 if why else 0
             if unanswered >= MAX_UNANSWERED:
-                raise UserError(explain_end("the SuperLink does not answer", folder, why, resume_command))
+                raise FleetError(explain_end("the SuperLink does not answer", folder, why, resume_command))
             if status == "finished:completed":
                 # All rounds are written by now, in this folder or on the server's machine.
                 yield from read_new_rounds(folder, after)
                 return
             if status.startswith("finished"):
-                raise UserError(explain_end(status, folder, superlink.find_error(number), resume_command))
+                raise FleetError(explain_end(status, folder, superlink.find_error(number), resume_command))
         time.sleep(FOLDER_POLL_SECONDS)
 
 
@@ -82,7 +82,7 @@ def ask_status(superlink: SuperLinkClient, number: str) -> tuple[str, str]:
     """Returns a run's status and "", or "" and the reason why the SuperLink does not answer."""
     try:
         return superlink.status(number), ""
-    except UserError as error:
+    except FedhenError as error:
         return "", str(error)
 
 

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from fedhen.config import toml
 from fedhen.config.settings import Config
-from fedhen.errors import UserError, one_line
+from fedhen.errors import FleetError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import write_json
 from fedhen.fleet import wire_format
@@ -127,7 +127,7 @@ class Membership:
     def wait_for_nodes(self, number: int, seconds: float, tiers: Sequence[str] = ()) -> None:
         """Waits until `number` nodes of these tiers, or devices of a resumed fleet, have identified themselves.
 
-        Raises `UserError` if there are fewer after `seconds`.
+        Raises `FleetError` if there are fewer after `seconds`.
         """
         end, count, changed_at = time.monotonic() + seconds, 0, time.monotonic()
         while True:
@@ -143,7 +143,7 @@ class Membership:
             if time.monotonic() > end:
                 names = ", ".join(unknown_tiers)
                 others = f" (others are of tier {names}, which the run does not have)" if names else ""
-                raise UserError(
+                raise FleetError(
                     f"{found} of {number} devices have connected after {seconds:g} s{others}: start the others, "
                     "raise fleet.wait_seconds or lower devices.number"
                 )
@@ -168,7 +168,7 @@ class Membership:
         """Returns the configuration with the numbers of devices that the fleet has."""
         counts = Counter(member.identity.tier for member in self.members)
         if missing := [tier for tier in config.tiers if not counts[tier]]:
-            raise UserError(f"no node of tier {missing[0]!r} has connected: start one, or remove the tier")
+            raise FleetError(f"no node of tier {missing[0]!r} has connected: start one, or remove the tier")
         number = len(self.members)
         active = min(config.devices.active, number)
         shares = {tier: counts[tier] / number for tier in config.tiers}
@@ -184,11 +184,11 @@ def read_membership(folder: Path, grid: Grid, config: Config) -> Membership:
     try:
         saved = read_saved_fleet(folder)
     except (OSError, *untrusted.PARSE_ERRORS) as error:
-        raise UserError(f"{folder / FLEET} is damaged: {one_line(untrusted.describe_error(error))}") from None
+        raise FleetError(f"{folder / FLEET} is damaged: {one_line(untrusted.describe_error(error))}") from None
     if saved is None:
-        raise UserError(f"{folder} was not played by a fleet; resume it with: fedhen resume {folder}")
+        raise FleetError(f"{folder} was not played by a fleet; resume it with: fedhen resume {folder}")
     if len(saved.members) != config.devices.number:
-        raise UserError(f"{folder / FLEET} has {len(saved.members)} devices, but the run has {config.devices.number}")
+        raise FleetError(f"{folder / FLEET} has {len(saved.members)} devices, but the run has {config.devices.number}")
     return Membership(grid, toml.to_toml(config), saved.members, saved.run)
 
 

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhen.config.settings import Config
+from fedhen.config.recipes import make_recipe_name
+from fedhen.config.settings import OWN, Config
 from fedhen.data import sources
 from fedhen.data.inputs import Inputs
 from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
-from fedhen.errors import UserError
+from fedhen.errors import FleetError
 from fedhen.fleet.project import DATA, HOME, NODES, FleetProject, fit_to_nodes, node_names, run_line, shell_line
 
 FIRST_PORT = 9101
@@ -27,14 +28,16 @@ LAST_PORT = 65535
 def create_project(project: FleetProject, config: Config, nodes: Mapping[str, int]) -> None:
     """Writes the folder, with a shard of the recipe's data for each node."""
     if project.path.exists():
-        raise UserError(f"{project.path} exists: choose another folder")
+        raise FleetError(f"{project.path} exists: choose another folder")
     check_address(project.address)
     config = fit_to_nodes(config, nodes)
     # The server then does not keep every device's last model, which it does not need.
     config = replace(config, evaluation=replace(config.evaluation, devices=False), targets={})
     data = sources.load_data(config.data, data_root(None), config.seed)
     shards = deal(data, config.split, config.devices.number, config.seed)
-    project.write(config, nodes)
+    # The data is now the app's own, so that this is another experiment than the recipe's.
+    named = replace(config.data, name=OWN, limit=0)
+    project.write(replace(config, recipe=make_recipe_name(project.path), data=named), nodes)
     page = project.path / "fleet_app" / "data.py"
     text = page.read_text(encoding="utf-8")
     text = text.replace("INPUTS = (1, 8, 8)", f"INPUTS = {data.shape}").replace(
@@ -49,17 +52,17 @@ def create_project(project: FleetProject, config: Config, nodes: Mapping[str, in
 
 def _save(path: Path, inputs: Inputs, targets: Tensor) -> None:
     if not isinstance(inputs, Tensor):
-        raise UserError("fleet init writes inputs of one tensor only: start from another recipe")
+        raise FleetError("fleet init writes inputs of one tensor only: start from another recipe")
     np.savez(path, x=inputs.numpy(), y=targets.numpy())
 
 
 def check_address(address: str) -> None:
-    """Raises `UserError` if no node could connect to the address."""
+    """Raises `FleetError` if no node could connect to the address."""
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 1 <= int(port) <= LAST_PORT):
-        raise UserError(f"--address {address!r}: write HOST:PORT, like 127.0.0.1:8000")
+        raise FleetError(f"--address {address!r}: write HOST:PORT, like 127.0.0.1:8000")
     if (known := _ip(host)) is not None and known.is_unspecified:
-        raise UserError(f"--address {address!r}: write the address that nodes connect to")
+        raise FleetError(f"--address {address!r}: write the address that nodes connect to")
 
 
 def warn_of_exposure(address: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from fedhen.errors import UserError
+from fedhen.errors import FleetError
 from fedhen.interrupts import collect_signals
 
 MARK = "FEDHEN_FLEET"
@@ -106,10 +106,10 @@ class Processes:
 
 
 def find_program(name: str) -> str:
-    """Returns the path of a program of this installation. Raises `UserError` if it is not installed."""
+    """Returns the path of a program of this installation. Raises `FleetError` if it is not installed."""
     path = Path(sys.executable).parent / name
     if not path.is_file():
-        raise UserError(f"{name} is not installed: pip install 'fedhen[flower]'")
+        raise FleetError(f"{name} is not installed: pip install 'fedhen[flower]'")
     return str(path)
 
 

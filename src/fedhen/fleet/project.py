@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedhen.config import toml
 from fedhen.config.settings import Config
-from fedhen.errors import UserError
+from fedhen.errors import FleetError
 from fedhen.fileio import untrusted
 from fedhen.fleet.certificates import CA, SERVER, SERVER_KEY, write_certificates, write_node_key
 
@@ -117,7 +117,7 @@ def open_project(path: Path) -> FleetProject:
         connection = untrusted.read_toml(file)["superlink"][CONNECTION]
         return FleetProject(path, untrusted.check_text(connection["address"]), not connection.get("insecure", False))
     except (OSError, *untrusted.PARSE_ERRORS):
-        raise UserError(f"{path} is not a fleet's folder: create one with `fedhen fleet init DIR`") from None
+        raise FleetError(f"{path} is not a fleet's folder: create one with `fedhen fleet init DIR`") from None
 
 
 def shell_line(command: Sequence[str], home: Path) -> str:
@@ -139,11 +139,11 @@ def node_names(nodes: Mapping[str, int]) -> list[str]:
 def fit_to_nodes(config: Config, nodes: Mapping[str, int], active: int | None = None) -> Config:
     """Returns the configuration for a fleet with these nodes, all of them active unless `active` is given."""
     if unknown := [tier for tier in nodes if tier not in config.tiers]:
-        raise UserError(f"{config.recipe} has no tier {unknown[0]!r}: choose from {', '.join(config.tiers)}")
+        raise FleetError(f"{config.recipe} has no tier {unknown[0]!r}: choose from {', '.join(config.tiers)}")
     if missing := [tier for tier in config.tiers if nodes.get(tier, 0) < 1]:
-        raise UserError(f"tier {missing[0]!r} has no node: give it at least one")
+        raise FleetError(f"tier {missing[0]!r} has no node: give it at least one")
     number = sum(nodes.values())
     if active is not None and not 1 <= active <= number:
-        raise UserError(f"--active {active}: choose between 1 and {number}, the number of nodes")
+        raise FleetError(f"--active {active}: choose between 1 and {number}, the number of nodes")
     devices = replace(config.devices, number=number, active=number if active is None else active, tiers=())
     return replace(config, devices=devices, tiers={tier: nodes[tier] / number for tier in config.tiers})

@@ -15,7 +15,7 @@ from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.devices.population import assign_tiers, compute_omega, make_population
 from fedhen.engines.engine import Engine, EngineParts
-from fedhen.errors import UserError
+from fedhen.errors import FleetError
 from fedhen.experiment import build
 from fedhen.experiment.experiment import Experiment, Step
 from fedhen.experiment.resume import ResumePolicy
@@ -43,20 +43,24 @@ class FleetRun:
 
 def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
     """Plays the remaining rounds with the connected nodes. Every round is saved."""
-    membership, config = reopen_fleet(grid, run) if is_begun(run) else gather_fleet(grid, run)
+    if run.config.evaluation.validation:
+        raise FleetError(
+            "evaluation.validation needs training data, which the server of a fleet never sees: set it to 0"
+        )
+    membership, config = reopen_fleet(grid, run) if is_begun(run) else gather_fleet(grid, app, run)
     experiment = build_fleet_experiment(app, membership, replace(run, config=config))
     yield from play_run(run.folder, experiment, ResumePolicy(resume=run.resume, otherwise=START_ANOTHER_RUN))
 
 
 def is_begun(run: FleetRun) -> bool:
-    """Returns whether the folder holds a run. Raises `UserError` if it does and the run is not to be resumed."""
+    """Returns whether the folder holds a run. Raises `FleetError` if it does and the run is not to be resumed."""
     begun = (run.folder / CONFIG).is_file()
     if begun and not run.resume:
-        raise UserError(f"{run.folder} holds a run: resume it with --resume {run.folder}, or choose another --out")
+        raise FleetError(f"{run.folder} holds a run: resume it with --resume {run.folder}, or choose another --run-dir")
     return begun
 
 
-def gather_fleet(grid: Grid, run: FleetRun) -> tuple[Membership, Config]:
+def gather_fleet(grid: Grid, app: App, run: FleetRun) -> tuple[Membership, Config]:
     """Gathers the fleet of a new run. Waits until enough nodes are connected."""
     config = save_each_round(run.config)
     membership = Membership(grid, toml.to_toml(config))
@@ -64,7 +68,7 @@ def gather_fleet(grid: Grid, run: FleetRun) -> tuple[Membership, Config]:
     membership.number_devices(tuple(config.tiers))
     run.folder.mkdir(parents=True, exist_ok=True)
     membership.save(run.folder, run.flower_run)
-    return membership, membership.fit_config(config)
+    return membership, app.name_parts(membership.fit_config(config))
 
 
 def reopen_fleet(grid: Grid, run: FleetRun) -> tuple[Membership, Config]:

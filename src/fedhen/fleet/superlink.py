@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedhen.config import toml
 from fedhen.config.settings import Config
-from fedhen.errors import UserError, one_line
+from fedhen.errors import FedhenError, FleetError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fleet.certificates import CA
 from fedhen.fleet.membership import read_flower_run
@@ -63,15 +63,15 @@ class SuperLinkClient:
     def wait(self, seconds: float, name: str = "") -> None:
         """Waits until the SuperLink answers.
 
-        Raises `UserError` if it does not answer within `seconds`, or if its process, called `name`, has ended.
+        Raises `FleetError` if it does not answer within `seconds`, or if its process, called `name`, has ended.
         """
         end, how = time.monotonic() + seconds, self.project.superlink_line()
         while not self.is_up():
             process = self.processes.running.get(name)
             if process is not None and process.poll() is not None:
-                raise UserError(f"the SuperLink ended at once: see {self.processes.logs / name}.log")
+                raise FleetError(f"the SuperLink ended at once: see {self.processes.logs / name}.log")
             if time.monotonic() > end:
-                raise UserError(f"no SuperLink answers at {self.project.address}: start it with: {how}")
+                raise FleetError(f"no SuperLink answers at {self.project.address}: start it with: {how}")
             time.sleep(0.2)
 
     def is_up(self) -> bool:
@@ -93,7 +93,7 @@ class SuperLinkClient:
             return ssl.create_default_context(cafile=path)
         except OSError as error:
             why = "is missing" if isinstance(error, FileNotFoundError) else "cannot be read as a certificate"
-            raise UserError(f"{path} {why}: copy it from where `fedhen fleet init` wrote it") from None
+            raise FleetError(f"{path} {why}: copy it from where `fedhen fleet init` wrote it") from None
 
     def register(self, name: str) -> None:
         """Registers a node's key."""
@@ -103,7 +103,7 @@ class SuperLinkClient:
         """Starts or resumes a run. Returns Flower's number of it."""
         if resume and (before := read_flower_run(run)):
             # A run whose app was killed counts as running for another minute and keeps its nodes busy.
-            with suppress(UserError):
+            with suppress(FleetError):
                 self.stop(before)
         settings = {CONFIG: toml.to_toml(config), RUN: str(run.resolve()), RESUME: resume}
         with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
@@ -113,14 +113,14 @@ class SuperLinkClient:
                 "run", str(self.project.path), CONNECTION, "--run-config", file.name, "--format", "json"
             )
         if not output.run_id:
-            raise UserError("flwr run failed: it has not printed the number of the run")
+            raise FleetError("flwr run failed: it has not printed the number of the run")
         return output.run_id
 
     def status(self, number: str) -> str:
         """Returns pending, starting, running, finished:completed, finished:failed or finished:stopped."""
         statuses = self._flwr("ls", CONNECTION, "--run-id", number, "--format", "json").statuses
         if not statuses:
-            raise UserError(f"the SuperLink at {self.project.address} does not know run {number}")
+            raise FleetError(f"the SuperLink at {self.project.address} does not know run {number}")
         return statuses[0]
 
     def find_error(self, number: str) -> str:
@@ -133,9 +133,9 @@ class SuperLinkClient:
         """Stops a run. Does nothing if it has ended by itself."""
         try:
             self._flwr("stop", number, CONNECTION, "--format", "json")
-        except UserError:
+        except FedhenError:
             ended = False
-            with suppress(UserError):
+            with suppress(FleetError):
                 ended = self.status(number).startswith("finished")
             if not ended:
                 raise
@@ -144,8 +144,8 @@ class SuperLinkClient:
         try:
             done = self.processes.call(["flwr", *arguments], self.project.home, FLWR_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise UserError(f"flwr {arguments[0]} failed: no answer in {FLWR_TIMEOUT_SECONDS:.0f} seconds") from None
+            raise FleetError(f"flwr {arguments[0]} failed: no answer in {FLWR_TIMEOUT_SECONDS:.0f} seconds") from None
         output = parse_output(done.stdout, done.stderr, done.returncode == 0)
         if not output.success:
-            raise UserError(f"flwr {arguments[0]} failed: {one_line(output.error)[-300:]}")
+            raise FleetError(f"flwr {arguments[0]} failed: {one_line(output.error)[-300:]}")
         return output

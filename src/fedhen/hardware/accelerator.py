@@ -8,7 +8,7 @@ import torch
 
 from fedhen.config.settings import ACCELERATORS
 from fedhen.distributed.communicator import read_launcher
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import ConfigError, unknown_name
 
 
 def choose_device(name: str) -> torch.device:
@@ -18,11 +18,13 @@ def choose_device(name: str) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UserError("no CUDA device is available: use --accelerator cpu or auto")
+        raise ConfigError("no CUDA device is available: choose cpu or auto as the accelerator")
     if read_launcher().number == 1:
         return torch.device("cuda")
     place, number = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if place >= number:
-        raise UserError(f"this machine has {number} GPUs, not enough for process {place + 1}: start {number} processes")
+        raise ConfigError(
+            f"this machine has {number} GPUs, not enough for process {place + 1}: start {number} processes"
+        )
     torch.cuda.set_device(place)
     return torch.device("cuda", place)

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,16 +31,16 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def explain_out_of_memory(play: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """Decorates a generator: out-of-memory errors become a UserError that says what to lower."""
+    """Decorates a generator: out-of-memory errors become a FedhenError that says what to lower."""
 
     @wraps(play)
     def wrapper(*args: P.args, **settings: P.kwargs) -> Iterator[T]:
         try:
             yield from play(*args, **settings)
         except Exception as error:
-            if isinstance(error, UserError) or not is_out_of_memory(error):
+            if isinstance(error, FedhenError) or not is_out_of_memory(error):
                 raise
-            raise UserError(OUT_OF_MEMORY) from error
+            raise FedhenError(OUT_OF_MEMORY) from error
 
     return wrapper
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ FULL = Precision("fp32", "cpu")
 def choose_precision(name: str, accelerator: torch.device) -> Precision:
     """Returns the precision of that name; auto is bf16 on a GPU that supports it, else fp32."""
     if name == "tf32" and accelerator.type != "cuda":
-        raise UserError("runtime.precision=tf32 needs a GPU: use fp32 or auto")
+        raise ConfigError("runtime.precision=tf32 needs a GPU: use fp32 or auto")
     if name == "auto":
         name = "bf16" if accelerator.type == "cuda" and torch.cuda.is_bf16_supported(False) else "fp32"
     return Precision(name, accelerator.type)

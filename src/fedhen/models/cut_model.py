@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 from fedhen.models.heads import MeanHead, TiedHead
 
 MASK = "attention_mask"
@@ -113,7 +113,7 @@ def find_tensor(output: object) -> Tensor:
     if isinstance(output, Sequence) and output:
         output = output[0]
     if not isinstance(output, Tensor):
-        raise UserError(f"a tier cannot end where the model returns {type(output).__name__}: it must return a tensor")
+        raise ConfigError(f"a tier cannot end where the model returns {type(output).__name__}: it must return a tensor")
     return output
 
 

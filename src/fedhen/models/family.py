@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedhen import seeds
 from fedhen.data.inputs import Inputs, call_module, describe
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import ConfigError, unknown_name
 from fedhen.params import Shapes, Weights, select, shapes_of
 
 Build = Callable[[], nn.Module]
@@ -63,7 +63,7 @@ class Family:
         for tier, build in self.builds.items():
             # A module can be called too: it would take part in every build.
             if isinstance(build, nn.Module):
-                raise UserError(
+                raise ConfigError(
                     f"tier {tier!r}: pass a function that builds the module, like lambda: model, not the module"
                 )
 
@@ -107,11 +107,11 @@ class Family:
             if name not in expected:
                 raise unknown_name("weight in initial", name, expected)
             if not isinstance(tensor, Tensor):
-                raise UserError(f"initial: weight {name!r} is a {type(tensor).__name__}: pass tensors")
+                raise ConfigError(f"initial: weight {name!r} is a {type(tensor).__name__}: pass tensors")
             if not bool(torch.isfinite(tensor).all()):
-                raise UserError(f"initial: weight {name!r} holds NaN or infinity")
+                raise ConfigError(f"initial: weight {name!r} holds NaN or infinity")
             if tuple(tensor.shape) != expected[name]:
-                raise UserError(
+                raise ConfigError(
                     f"initial: weight {name!r} has shape {tuple(tensor.shape)}, and the model's has {expected[name]}"
                 )
         if missing := [name for name in expected if tied.get(name, name) not in weights]:
@@ -120,12 +120,12 @@ class Family:
         return replace(self, start={name: tensor.detach().cpu() for name, tensor in weights.items()})
 
     def check(self, sample: Inputs, check_output: Callable[[Tensor], str]) -> None:
-        """Checks Assumption 1 and the modules' contract on a batch of inputs. Raises a UserError if one is violated.
+        """Checks Assumption 1 and the modules' contract on a batch of inputs. Raises a FedhenError if one is violated.
 
         `check_output` returns which shape an exit's output should have, or "" if it fits.
         """
         if not self.builds:
-            raise UserError("a family needs at least one tier")
+            raise ConfigError("a family needs at least one tier")
         with seeds.randomness(0, "check"):
             modules = {tier: self.build(tier) for tier in self.tiers}
             whole = weights_of(self.whole())
@@ -143,7 +143,7 @@ class Family:
         for tier in self.tiers:
             for place, name in enumerate(self.exits(tier)):
                 if not torch.allclose(logits[tier][place], logits[name][-1], rtol=1e-3, atol=1e-4):
-                    raise UserError(
+                    raise ConfigError(
                         f"Assumption 1 is broken: with the same weights, exit {place + 1} of tier {tier!r} and the "
                         f"last exit of tier {name!r} differ: return the shallowest exit first, and compute it alike"
                     )
@@ -178,9 +178,9 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def _check_contained(tier: str, index: Shapes, whole: Shapes) -> None:
     for name, shape in index.items():
         if name not in whole:
-            raise UserError(f"Assumption 1 is broken: weight {name!r} of tier {tier!r} is not in the largest network")
+            raise ConfigError(f"Assumption 1 is broken: weight {name!r} of tier {tier!r} is not in the largest network")
         if len(shape) != len(whole[name]) or not all(map(operator.le, shape, whole[name])):
-            raise UserError(
+            raise ConfigError(
                 f"Assumption 1 is broken: weight {name!r} has shape {shape} in tier {tier!r} "
                 f"and only {whole[name]} in the largest network"
             )
@@ -191,7 +191,7 @@ def _refuse_buffers(tier: str, module: nn.Module) -> None:
     for name in module.state_dict():
         if name not in parameters:
             path, _, buffer = name.rpartition(".")
-            raise UserError(
+            raise ConfigError(
                 f"layer {path!r} ({type(module.get_submodule(path)).__name__}) of tier {tier!r} stores {buffer!r}: "
                 "statistics of the data leak it; use GroupNorm, or register a constant with persistent=False, or allow "
                 "averaging with average_buffers=True"
@@ -203,7 +203,7 @@ def _try_module(tier: str, module: nn.Module, sample: Inputs) -> object:
         return call_module(module.eval(), sample)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"the module of tier {tier!r} fails on two inputs of {describe(sample)}: {reason}") from error
+        raise ConfigError(f"the module of tier {tier!r} fails on two inputs of {describe(sample)}: {reason}") from error
 
 
 def _check_outputs(tier: str, outputs: object, exits: int, check_output: Callable[[Tensor], str]) -> None:
@@ -216,7 +216,7 @@ def _check_outputs(tier: str, outputs: object, exits: int, check_output: Callabl
         if tensors:
             found = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in tensors]
         shape = f" of shape {wrong}" if wrong != "any" else ""
-        raise UserError(
+        raise ConfigError(
             f"the module of tier {tier!r} must return a list of {exits} logits{shape}, shallowest exit first; "
             f"it returned {found}; if the model has more classes than the labels, pass classes=..."
         )

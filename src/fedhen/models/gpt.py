@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 from fedhen.hardware.memory import free_memory
 from fedhen.models.family import Family
 
@@ -33,18 +33,20 @@ class GPTShape:
     def __post_init__(self) -> None:
         ends = list(self.exits.values())
         if not ends or min(ends) < 1 or ends != sorted(set(ends)):
-            raise UserError("model.exits must name blocks from 1 on in rising order, shallowest tier first")
+            raise ConfigError("model.exits must name blocks from 1 on in rising order, shallowest tier first")
         if max(ends) > MOST_BLOCKS:
-            raise UserError(f"model.exits asks for {max(ends)} blocks: at most {MOST_BLOCKS} are allowed")
+            raise ConfigError(f"model.exits asks for {max(ends)} blocks: at most {MOST_BLOCKS} are allowed")
         if self.width < 1 or self.heads < 1 or self.width % self.heads:
-            raise UserError(
+            raise ConfigError(
                 f"model.width={self.width} must be a multiple of model.heads={self.heads}: every head of the attention "
                 "has the same share"
             )
         # A block's products have 12·width² weights.
         weights = 12 * self.width**2 * max(ends) + self.width * (self.context + self.vocabulary * (1 + len(ends)))
         if 4 * weights > free_memory(torch.device("cpu")):
-            raise UserError(f"a model of {weights / 1e9:.1f} billion weights does not fit in memory: lower model.width")
+            raise ConfigError(
+                f"a model of {weights / 1e9:.1f} billion weights does not fit in memory: lower model.width"
+            )
 
 
 def gpt(shape: GPTShape) -> Family:

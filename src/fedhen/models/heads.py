@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import ConfigError, unknown_name
 from fedhen.models.pooling import MixPool
 
 PAPERS_POOL = 4
@@ -68,7 +68,7 @@ def _pool(hidden: Tensor, outputs: int) -> nn.Module:
 def _mix(hidden: Tensor, outputs: int) -> nn.Module:
     channels, height, width = hidden.shape[1:]
     if height != width:
-        raise UserError(f"the head 'mix' needs square images, found {height}×{width} after the block: use 'pool'")
+        raise ConfigError(f"the head 'mix' needs square images, found {height}×{width} after the block: use 'pool'")
     side = math.gcd(height, PAPERS_POOL)
     return nn.Sequential(MixPool(height, side, "uniform"), nn.Flatten(), nn.Linear(channels * side**2, outputs))
 
@@ -107,17 +107,17 @@ SHAPES = {2: "(batch, features)", 3: "(batch, positions, features)", 4: "(batch,
 def choose_head(tier: str, hidden: Tensor) -> str:
     """Returns the name of the default head for a hidden state."""
     if hidden.dim() not in BY_DIMENSIONS:
-        raise UserError(f"tier {tier!r}: no head is made for a hidden state of shape {tuple(hidden.shape)}: pass one")
+        raise ConfigError(f"tier {tier!r}: no head is made for a hidden state of shape {tuple(hidden.shape)}: pass one")
     return BY_DIMENSIONS[hidden.dim()]
 
 
 def check_head(tier: str, name: str, hidden: Tensor) -> None:
-    """Raises a UserError if the name is not known or its head cannot read the hidden state."""
+    """Raises a FedhenError if the name is not known or its head cannot read the hidden state."""
     if name not in HEADS:
         raise unknown_name(f"head of tier {tier!r}", name, HEADS)
     if hidden.dim() not in (fits := HEADS[name][0]):
         shapes = " or ".join(SHAPES[number] for number in fits)
-        raise UserError(
+        raise ConfigError(
             f"tier {tier!r}: the head {name!r} reads hidden states of shape {shapes}, "
             f"and the block returns {tuple(hidden.shape)}"
         )
@@ -130,5 +130,5 @@ def make_head(tier: str, head: Head, hidden: Tensor, outputs: int | None) -> nn.
         return HEADS[head][1](hidden, outputs).to(hidden)
     made = copy.deepcopy(head) if isinstance(head, nn.Module) else head(hidden)
     if not isinstance(made, nn.Module):
-        raise UserError(f"tier {tier!r}: the head's function must return a module, it returned {type(made).__name__}")
+        raise ConfigError(f"tier {tier!r}: the head's function must return a module, it returned {type(made).__name__}")
     return made

@@ -12,15 +12,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from fedhen.errors import UserError, one_line
+from fedhen.data.spec import LARGEST_SIDE
+from fedhen.errors import CheckpointError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import PART
 from fedhen.models.family import Family, load_weights
+from fedhen.models.model_card import ModelCard, read_card
 from fedhen.params import TierModels, Weights, count_elements
 from fedhen.runs.layout import MODELS
-
-LARGEST_SIDE = 1 << 16
-"""The longest side of an input."""
 
 
 def model_path(folder: Path, kind: str, tier: str) -> Path:
@@ -55,52 +54,59 @@ class SavedModel:
     """A model that was read from a file."""
 
     weights: Weights
-    exits: list[str]
-    """The exits that it has."""
-    inputs: tuple[int, ...]
-    """The shape of one input."""
-    classes: int
+    card: ModelCard
+    round: int = 0
+    """The round that it is of; 0 if that is not known."""
+
+    @property
+    def exits(self) -> tuple[str, ...]:
+        return self.card.exits
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return self.card.inputs
+
+    @property
+    def classes(self) -> int:
+        return self.card.classes
 
     def check_size(self) -> None:
-        """Raises a UserError if a module that is built from these metadata could be far too large."""
+        """Raises a CheckpointError if a module that is built from the card could be far too large."""
         if max(self.inputs, default=0) > LARGEST_SIDE or self.classes > count_elements(self.weights):
             found = f"inputs of shape {self.inputs} and {self.classes} classes"
-            raise UserError(f"the saved model is damaged: {found} do not fit its weights")
+            raise CheckpointError(f"the saved model is damaged: {found} do not fit its weights")
 
 
 def read_model(folder: Path, kind: str, tier: str) -> SavedModel:
-    """Reads a model of a run folder. Raises a UserError if the file is missing or damaged."""
+    """Reads a model of a run folder. Raises a CheckpointError if the file is missing or damaged."""
     path = model_path(folder, kind, tier)
     if not path.is_file():
-        raise UserError(f"{path} does not exist: has the run finished?")
+        raise CheckpointError(f"{path} does not exist: has the run finished?")
     try:
         with safe_open(path, framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             about = untrusted.parse_json(file.metadata()["fedhen"])
-        return _check(weights, about)
+        return make_saved_model(weights, about)
     except (SafetensorError, OSError, *untrusted.PARSE_ERRORS) as error:
-        raise UserError(f"{path} is damaged: {untrusted.describe_error(error)}") from None
+        raise CheckpointError(f"{path} is damaged: {untrusted.describe_error(error)}") from None
 
 
 def read_initial_weights(path: Path) -> Weights:
-    """Reads weights to start from. Raises a UserError if the file is missing or is not a safetensors file."""
+    """Reads weights to start from. Raises a CheckpointError if the file is missing or is not a safetensors file."""
     if not path.is_file():
-        raise UserError(f"{path} does not exist: name a safetensors file with weights to start from")
+        raise CheckpointError(f"{path} does not exist: name a safetensors file with weights to start from")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a safetensors file, or is damaged: {untrusted.describe_error(error)}") from None
+        raise CheckpointError(
+            f"{path} is not a safetensors file, or is damaged: {untrusted.describe_error(error)}"
+        ) from None
 
 
-def _check(weights: Weights, about: Any) -> SavedModel:
-    """Checks the metadata, which determine how large a module is built."""
-    exits, inputs = (
-        [untrusted.check_text(name) for name in about["exits"]],
-        [untrusted.check_int(n, 1) for n in about["inputs"]],
-    )
-    classes = untrusted.check_int(about["classes"], 1)
-    return SavedModel(weights, exits, tuple(inputs), classes)
+def make_saved_model(weights: Weights, about: Any) -> SavedModel:
+    """Checks the metadata, which determine how large a module is built. Raises one of PARSE_ERRORS if it is damaged."""
+    return SavedModel(weights, read_card(about))
 
 
 def build_ready_module(family: Family, tier: str, weights: Weights, held: Sequence[str]) -> nn.Module:
@@ -109,11 +115,13 @@ def build_ready_module(family: Family, tier: str, weights: Weights, held: Sequen
     expected = module.state_dict()
     for name, tensor in weights.items():
         if name not in expected or expected[name].shape != tensor.shape:
-            raise UserError(
+            raise CheckpointError(
                 f"the saved weight {name!r} does not fit tier {tier!r} of this family: pass the run's family"
             )
     if set(exits) == set(held) and (missing := dict(module.named_parameters()).keys() - weights.keys()):
-        raise UserError(f"the saved model of tier {tier!r} lacks the weight {min(missing)!r}: pass the run's family")
+        raise CheckpointError(
+            f"the saved model of tier {tier!r} lacks the weight {min(missing)!r}: pass the run's family"
+        )
     load_weights(module, weights)
     places = [place for place, name in enumerate(exits) if name in held]
     if len(places) < len(exits):
@@ -126,4 +134,4 @@ def _build(family: Family, tier: str) -> nn.Module:
     try:
         return family.build(tier)
     except (RuntimeError, MemoryError) as error:
-        raise UserError(f"the model of tier {tier!r} cannot be built: {one_line(str(error))}") from None
+        raise CheckpointError(f"the model of tier {tier!r} cannot be built: {one_line(str(error))}") from None

@@ -10,12 +10,13 @@ from functools import partial
 from torch import Tensor, nn
 
 from fedhen import seeds
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 from fedhen.models.cut_model import CutModel, heads_name
 from fedhen.models.family import Family
 from fedhen.models.heads import Head, check_head, choose_head, make_head
 from fedhen.models.probing import (
     Inputs,
+    check_arguments,
     check_blocks,
     check_tiers,
     find_embedding,
@@ -76,7 +77,9 @@ def nest(
             )
             fedhen.train(family, data)
     """
-    model, heads = copy.deepcopy(model), heads or {}
+    heads = heads or {}
+    check_arguments(model, ends, heads, outputs)
+    model = copy.deepcopy(model)
     check_tiers(ends, heads)
     check_blocks(model, ends)
     inputs = find_sample(model, sample)
@@ -144,12 +147,12 @@ class _Plan:
 
     def _check_outputs(self, outputs: Sequence[Tensor]) -> None:
         if len(outputs) < len(self.exits):
-            raise UserError(f"tier {list(self.exits)[len(outputs)]!r}: its block does not always run")
+            raise ConfigError(f"tier {list(self.exits)[len(outputs)]!r}: its block does not always run")
         for (tier, e), output in zip(self.exits.items(), outputs, strict=True):
             expected = self.outputs or outputs[-1].shape[-1]
             if not output.dim() or output.shape[-1] != expected:
                 what = "the model's own output" if e.head is None else "what its head returns"
-                raise UserError(
+                raise ConfigError(
                     f"tier {tier!r}: {what} has shape {tuple(output.shape)}: the last number must be {expected}, "
                     "as outputs=... or the last tier says"
                 )
@@ -186,5 +189,5 @@ def _count_outputs(
     if not any(head is None or isinstance(head, str) for head in heads.values()):
         return None
     if own is None:
-        raise UserError("the model has no output of its own: pass outputs=..., the number of classes or words")
+        raise ConfigError("the model has no output of its own: pass outputs=..., the number of classes or words")
     return own.shape[-1]

@@ -22,4 +22,5 @@ class MixPool(nn.Module):
 
 def mix_pool2d(x: Tensor, alpha: Tensor, kernel: int) -> Tensor:
     """Returns α·max + (1 − α)·average over windows of kernel × kernel."""
-    return alpha * F.max_pool2d(x, kernel) + (1 - alpha) * F.avg_pool2d(x, kernel)
+    # The stride is named too: exporters of other runtimes do not know that it is the kernel's by default.
+    return alpha * F.max_pool2d(x, kernel, kernel) + (1 - alpha) * F.avg_pool2d(x, kernel, kernel)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 from fedhen.hardware.memory import free_memory
 from fedhen.models.exits import Exits
 from fedhen.models.family import Family
@@ -59,24 +59,24 @@ class Shape:
     def __post_init__(self) -> None:
         stages = len(self.widths)
         if not stages or len(self.blocks) != stages or len(self.strides) != stages:
-            raise UserError("model.widths, model.blocks and model.strides must each have one value per stage")
+            raise ConfigError("model.widths, model.blocks and model.strides must each have one value per stage")
         if min(self.widths + self.blocks + self.strides + (self.groups, self.exit_pool)) < 1:
-            raise UserError("model.widths, blocks, strides, groups and exit_pool must be at least 1")
+            raise ConfigError("model.widths, blocks, strides, groups and exit_pool must be at least 1")
         self._check_size()
         if self.nesting != "width":
             self._check_exits(stages)
         for tier, rate in self.rates.items():
             if not 0 < rate <= 1:
-                raise UserError(
+                raise ConfigError(
                     f"model.rates.{tier} = {rate:g}: a tier's share of the channels must be above 0 and at most 1"
                 )
         if self.nesting == "width" and list(self.rates.values()) != sorted(set(self.rates.values())):
-            raise UserError("model.rates must rise from tier to tier, the smallest first")
+            raise ConfigError("model.rates must rise from tier to tier, the smallest first")
 
     def _check_size(self) -> None:
         """Refuses a network that does not fit the memory, by its 3×3 kernels and linear layers."""
         if sum(self.blocks) > MOST_BLOCKS:
-            raise UserError(f"model.blocks add up to {sum(self.blocks)}: at most {MOST_BLOCKS} are allowed")
+            raise ConfigError(f"model.blocks add up to {sum(self.blocks)}: at most {MOST_BLOCKS} are allowed")
         kernels = sum(
             9 * w * (i + (2 * b - 1) * w)
             for i, w, b in zip((0, *self.widths[:-1]), self.widths, self.blocks, strict=True)
@@ -84,24 +84,24 @@ class Shape:
         linears = max(self.widths) * self.classes * min(self.exit_pool, self.size) ** 2
         if 4 * (kernels + linears) > free_memory(torch.device("cpu")):
             size = f"{(kernels + linears) / 1e9:.1f} billion weights"
-            raise UserError(f"a model of {size} does not fit in memory: lower model.widths")
+            raise ConfigError(f"a model of {size} does not fit in memory: lower model.widths")
 
     def _check_exits(self, stages: int) -> None:
         ends = list(self.exits.values())
         if not ends or min(ends) < 1 or max(ends) != stages:
-            raise UserError(f"model.exits must name stages from 1 to {stages}, and the last stage among them")
+            raise ConfigError(f"model.exits must name stages from 1 to {stages}, and the last stage among them")
         if self.nesting == "depth" and ends != sorted(set(ends)):
-            raise UserError("model.exits must name stages in rising order, shallowest tier first")
+            raise ConfigError("model.exits must name stages in rising order, shallowest tier first")
         for stage in {*ends} - {stages}:
             if (side := self.size_after(stage)) % self.exit_pool:
                 where = f"stage {stage}'s {side}×{side} output"
-                raise UserError(f"model.exit_pool={self.exit_pool} does not divide {where}: 1 always does")
+                raise ConfigError(f"model.exit_pool={self.exit_pool} does not divide {where}: 1 always does")
 
     def tiers(self) -> dict[str, Size]:
         """Returns each tier's size, shallowest first."""
         names, stages = {"depth": self.exits, "width": self.rates, "both": self.exits}[self.nesting], len(self.widths)
         if self.nesting == "both" and self.exits.keys() != self.rates.keys():
-            raise UserError("model.exits and model.rates must name the same tiers if model.nesting is both")
+            raise ConfigError("model.exits and model.rates must name the same tiers if model.nesting is both")
         return {
             tier: Size(
                 stages if self.nesting == "width" else self.exits[tier],

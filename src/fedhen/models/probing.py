@@ -6,12 +6,13 @@ import difflib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from itertools import pairwise
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedhen.errors import UserError, one_line, unknown_name
+from fedhen.errors import ConfigError, FedhenError, one_line, unknown_name
 from fedhen.models.cut_model import call_with, find_tensor
 from fedhen.models.heads import Head
 
@@ -19,13 +20,37 @@ Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """What a model is called with: a tensor, several in order, or several by name."""
 
 
+def check_arguments(model: object, ends: object, heads: object, outputs: object) -> None:
+    """Raises a ConfigError if an argument of `nest` has the wrong type."""
+    example = 'like {"simple": "layer2", "complex": "layer4"}'
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"nest cuts a module, and model is {_describe(model)}: pass an object, like Net()")
+    if not isinstance(ends, Mapping) or not all(isinstance(tier, str) and tier for tier in ends):
+        raise ConfigError(f"ends must name the block of each tier, {example}, found {_describe(ends)}")
+    for tier, block in ends.items():
+        if block is not None and not isinstance(block, str):
+            raise ConfigError(f"the block of tier {tier!r} must be a name, {example}, found {_describe(block)}")
+    if not isinstance(heads, Mapping):
+        raise ConfigError(f'heads must name tiers, like {{"simple": "pool"}}, found {_describe(heads)}')
+    for tier, head in heads.items():
+        if head is not None and not callable(head) and not isinstance(head, str):
+            raise ConfigError(f"the head of tier {tier!r} must be a name, a module or a function, found {head!r}")
+    if outputs is not None and (type(outputs) is not int or outputs < 1):
+        raise ConfigError(f"outputs={outputs!r}: it must be a whole number, at least 1, as of classes or words")
+
+
+def _describe(value: object) -> str:
+    shown = value.__name__ if isinstance(value, type | FunctionType) else value
+    return one_line(f"the {type(value).__name__} {shown}")[:60]
+
+
 def check_tiers(ends: Mapping[str, str | None], heads: Mapping[str, Head | None]) -> None:
-    """Raises a UserError if a tier cannot have its name, its end or its head."""
+    """Raises a FedhenError if a tier cannot have its name, its end or its head."""
     if not ends:
-        raise UserError('ends needs at least one tier, like ends={"simple": "layer2", "complex": "layer4"}')
+        raise ConfigError('ends needs at least one tier, like ends={"simple": "layer2", "complex": "layer4"}')
     for tier in ends:
         if "." in tier or hasattr(nn.ModuleDict, tier):
-            raise UserError(
+            raise ConfigError(
                 f"{tier!r} cannot be the name of a tier here, because its head has that name: choose another"
             )
     for tier in heads:
@@ -33,13 +58,13 @@ def check_tiers(ends: Mapping[str, str | None], heads: Mapping[str, Head | None]
             raise unknown_name("tier in heads", tier, ends)
     for tier in list(ends)[:-1]:
         if ends[tier] is None:
-            raise UserError(f"tier {tier!r}: only the last tier may end where the model ends: name a block")
+            raise ConfigError(f"tier {tier!r}: only the last tier may end where the model ends: name a block")
         if heads.get(tier, "") is None:
-            raise UserError(f"tier {tier!r}: only the last tier may have the model's own output: give it a head")
+            raise ConfigError(f"tier {tier!r}: only the last tier may have the model's own output: give it a head")
 
 
 def check_blocks(model: nn.Module, ends: Mapping[str, str | None]) -> None:
-    """Raises a UserError if the model lacks a block."""
+    """Raises a FedhenError if the model lacks a block."""
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     for tier, block in ends.items():
         if block is not None and block not in names:
@@ -53,7 +78,7 @@ def find_sample(model: nn.Module, sample: Inputs | None) -> Inputs:
     """Returns the user's sample, or that of a model of transformers."""
     inputs = getattr(model, "dummy_inputs", None) if sample is None else sample
     if inputs is None:
-        raise UserError("nest needs inputs to try the model on: pass sample=..., like torch.zeros(2, 3, 32, 32)")
+        raise ConfigError("nest needs inputs to try the model on: pass sample=..., like torch.zeros(2, 3, 32, 32)")
     return inputs
 
 
@@ -69,7 +94,7 @@ def find_states(
         output = try_module("the model", model.eval(), inputs)
     _check_order({tier: block for tier, block in ends.items() if block is not None}, list(states))
     own = None
-    with suppress(UserError):
+    with suppress(FedhenError):
         own = find_tensor(output)
     if len(states) < len(ends):
         states[list(ends)[-1]] = find_tensor(output)
@@ -87,16 +112,16 @@ def _keep(states: dict[str, Tensor], tier: str) -> Callable[..., None]:
 
 
 def _check_order(blocks: Mapping[str, str], ran: list[str]) -> None:
-    """Raises a UserError unless the blocks are different ones and ran in the order of the tiers."""
+    """Raises a FedhenError unless the blocks are different ones and ran in the order of the tiers."""
     for tier, block in blocks.items():
         if tier not in ran:
-            raise UserError(f"tier {tier!r}: the block {block!r} does not run: name one that the model calls")
+            raise ConfigError(f"tier {tier!r}: the block {block!r} does not run: name one that the model calls")
     tiers = list(blocks)
     for tier, deeper in pairwise(tiers):
         if blocks[tier] == blocks[deeper]:
-            raise UserError(f"tiers {tier!r} and {deeper!r} end after the same block {blocks[tier]!r}")
+            raise ConfigError(f"tiers {tier!r} and {deeper!r} end after the same block {blocks[tier]!r}")
         if ran.index(tier) > ran.index(deeper):
-            raise UserError(
+            raise ConfigError(
                 f"ends must be in the order in which the model runs them: {blocks[deeper]!r} of tier {deeper!r} "
                 f"ends before {blocks[tier]!r} of tier {tier!r}"
             )
@@ -109,15 +134,15 @@ def find_embedding(model: nn.Module) -> str:
     for name, module in model.named_modules():
         if module is embedding or (embedding is None and isinstance(module, nn.Embedding)):
             return str(name)
-    raise UserError("the head 'tied' needs an embedding, and the model has none: use 'linear'")
+    raise ConfigError("the head 'tied' needs an embedding, and the model has none: use 'linear'")
 
 
 def try_module(what: str, module: nn.Module, inputs: Inputs) -> Any:
-    """Calls a module. Raises a UserError if it fails."""
+    """Calls a module. Raises a FedhenError if it fails."""
     try:
         return call_with(module, inputs)
-    except UserError:
+    except FedhenError:
         raise
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{what} fails on the sample: {one_line(reason)}") from error
+        raise ConfigError(f"{what} fails on the sample: {one_line(reason)}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedhen.config.settings import OWN, Config
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import ConfigError, unknown_name
 from fedhen.fileio.python_files import refuse_reference
 from fedhen.models.family import Family
 from fedhen.models.gpt import GPTShape, gpt
@@ -16,18 +16,20 @@ def make_family(config: Config, inputs: tuple[int, ...], classes: int) -> Family
     """Returns the model family that a configuration names, for inputs of that shape."""
     model = config.model
     if model.family == OWN:
-        raise UserError("the model family of this run was passed from Python: pass it again from Python, as family=...")
+        raise ConfigError(
+            "the model family of this run was passed from Python: pass it again from Python, as family=..."
+        )
     refuse_reference(model.family, "family")
     if model.family not in FAMILIES:
         raise unknown_name("model family", model.family, FAMILIES)
     if model.family == "gpt":
         if len(inputs) != 1:
-            raise UserError(f"gpt needs sequences of token ids, found inputs of shape {inputs}")
+            raise ConfigError(f"gpt needs sequences of token ids, found inputs of shape {inputs}")
         if model.nesting != "depth":
-            raise UserError(f"gpt is nested by depth: model.nesting = {model.nesting!r} is for preact-resnet")
+            raise ConfigError(f"gpt is nested by depth: model.nesting = {model.nesting!r} is for preact-resnet")
         return gpt(GPTShape(classes, inputs[0], model.width, model.heads, model.exits))
     if len(inputs) != 3 or inputs[1] != inputs[2]:
-        raise UserError(f"preact-resnet needs square images (channels, size, size), found inputs of shape {inputs}")
+        raise ConfigError(f"preact-resnet needs square images (channels, size, size), found inputs of shape {inputs}")
     shape = Shape(
         channels=inputs[0],
         size=inputs[1],

@@ -5,13 +5,13 @@ Runs of one method and seed that differ in settings are variants of the method. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 from fedhen.config.validation import flatten_config
-from fedhen.errors import UserError, unknown_name
+from fedhen.errors import FedhenError, unknown_name
 from fedhen.reports.variants import NEUTRAL_SECTIONS, NOT_SET, find_variants, format_value
 from fedhen.runs.layout import MODEL_OWNERS
 from fedhen.runs.reader import Run
@@ -95,21 +95,15 @@ class Comparison:
 def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
     """Groups runs by method, the hero first (the first run's method if no run is the hero's)."""
     if not runs:
-        raise UserError("nothing to report: give at least one run folder")
-    first, most = runs[0], max(runs, key=lambda run: len(run.tiers))
+        raise FedhenError("nothing to report: give at least one run folder")
+    _refuse_different(runs, "of different recipes", lambda run: run.recipe, lambda run: f"is {run.recipe}")
+    _refuse_different(runs, "of different tasks", lambda run: run.subject.task, lambda run: f"is {run.subject.task}")
+    _refuse_different(runs, "on different data", lambda run: run.subject.data_digest, _describe_data)
+    _refuse_different(runs, "with different metrics", lambda run: run.metric, _describe_metric)
+    most = max(runs, key=lambda run: len(run.tiers))
     for run in runs:
-        if run.recipe != first.recipe:
-            raise UserError(
-                f"runs of different recipes need a report each: {first.folder} is {first.recipe}, "
-                f"{run.folder} is {run.recipe}"
-            )
-        if run.metric != first.metric:
-            raise UserError(
-                f"runs with different metrics need a report each: {first.folder} has {_describe(first.metric)}, "
-                f"{run.folder} has {_describe(run.metric)}"
-            )
         if not set(run.tiers) <= set(most.tiers):
-            raise UserError(
+            raise FedhenError(
                 f"runs with different tiers need a report each: {most.folder} has {', '.join(most.tiers)}, "
                 f"{run.folder} has {', '.join(run.tiers)}"
             )
@@ -122,9 +116,25 @@ def compare(runs: Sequence[Run], hero: str = HERO) -> Comparison:
     )
 
 
-def _describe(metric: MetricInfo) -> str:
-    unit = f"{metric.unit}, " if metric.unit else ""
-    return f"{metric.name} ({unit}{metric.direction} is better)"
+def _refuse_different(
+    runs: Sequence[Run], what: str, key: Callable[[Run], object], describe: Callable[[Run], str]
+) -> None:
+    """Raises FedhenError for runs whose keys differ. Runs from before the key was recorded have none, and pass."""
+    known = [run for run in runs if key(run)]
+    for run in known:
+        if key(run) != key(known[0]):
+            raise FedhenError(
+                f"runs {what} need a report each: {known[0].folder} {describe(known[0])}, {run.folder} {describe(run)}"
+            )
+
+
+def _describe_data(run: Run) -> str:
+    return f"has {run.settings.data.name} ({run.subject.data_digest[:8]})"
+
+
+def _describe_metric(run: Run) -> str:
+    unit = f"{run.metric.unit}, " if run.metric.unit else ""
+    return f"has {run.metric.title} ({unit}{run.metric.direction} is better)"
 
 
 def _sort_by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -133,7 +143,7 @@ def _sort_by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
     for run in runs:
         twin = seen.setdefault(run.seed, run)
         if twin is not run:
-            raise UserError(
+            raise FedhenError(
                 f"two runs of {run.method} with seed {run.seed}: {twin.folder} and {run.folder}; leave one out"
             )
     return tuple(seen[seed] for seed in sorted(seen))
@@ -155,7 +165,8 @@ def is_evaluated(run: Run) -> bool:
 
 def lacks_test_data(run: Run) -> bool:
     """Whether there was nothing to score the models on: with test data, the last round of a run is evaluated."""
-    return run.summary is not None and not run.truncated_from and not run.damage and not is_evaluated(run)
+    whole = run.summary is not None and not run.truncated_from and not run.damage and not run.stopped
+    return whole and not is_evaluated(run)
 
 
 def choose_owner(runs: Sequence[Run], asked: str | None) -> str:
@@ -166,8 +177,9 @@ def choose_owner(runs: Sequence[Run], asked: str | None) -> str:
         raise unknown_name("owner", asked, MODEL_OWNERS)
     for run in runs:
         if asked not in run.owners:
-            raise UserError(
-                f"{run.folder} kept no average of all devices (evaluation.devices = false): use --of server"
+            raise FedhenError(
+                f"{run.folder} kept no average of all devices (evaluation.devices = false): "
+                "use --of server, or of='server' in Python"
             )
     return asked
 
@@ -178,6 +190,7 @@ def list_warnings(comparison: Comparison) -> list[str]:
     return [
         *_warn_of_truncated(runs),
         *_warn_of_damaged(runs),
+        *_explain_stops(runs),
         *_warn_of_unfinished(runs),
         *_warn_of_missing_average(runs),
         *_explain_variants(comparison),
@@ -197,8 +210,14 @@ def _warn_of_truncated(runs: Sequence[Run]) -> Iterator[str]:
 def _warn_of_damaged(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         if run.damage:
-            progress = f"{rounds_done(run)} of {run.settings.rounds} rounds can be read"
+            progress = f"{rounds_done(run)} of {run.length} rounds can be read"
             yield f"Damaged: {run.label}: {'; '.join(run.damage)}; {progress}."
+
+
+def _explain_stops(runs: Sequence[Run]) -> Iterator[str]:
+    for run in runs:
+        if run.stopped and not run.truncated_from:
+            yield f"Stopped: {run.label}, after {run.length} of {run.settings.rounds} rounds: {run.stopped}."
 
 
 def _warn_of_unfinished(runs: Sequence[Run]) -> Iterator[str]:

@@ -65,10 +65,12 @@ class Measure:
     """Returns the format of all cells of a row, given its amounts."""
     axis: Callable[[float], tuple[float, str]]
     """Returns the divisor and the label of an axis that ends at the given amount."""
+    whole: bool = False
+    """Whether an axis has ticks at whole numbers only."""
 
     def explain(self, metric: MetricInfo) -> str:
         """Returns the meaning of the measure for targets of this metric."""
-        return self.meaning.format(metric=metric.name, better="more" if metric.higher_is_better else "less")
+        return self.meaning.format(metric=metric.title, better="more" if metric.higher_is_better else "less")
 
 
 def measure_cost(run: Run, goal: Goal, spent: Spent) -> Cost:
@@ -161,6 +163,7 @@ ROUNDS = Measure(
     spent=lambda run, number, tier: number,
     choose_format=lambda row: _format_rounds,
     axis=lambda furthest: (1, "round"),
+    whole=True,
 )
 BYTES = Measure(
     name="bytes",

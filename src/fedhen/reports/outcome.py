@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import Literal
 
 from fedhen.reports.comparison import Comparison, choose_owner, rounds_done
-from fedhen.reports.costs import BYTES, format_spread
+from fedhen.reports.costs import BYTES, Format, format_spread
 from fedhen.reports.names import OWNER_LABELS, SEEDS, capitalise
 from fedhen.reports.rendering import Group, Table
 from fedhen.runs.reader import Run
@@ -36,13 +37,13 @@ def make_outcome_table(comparison: Comparison) -> Table:
     groups.append(Group("run", _make_rows(comparison, _list_effort(comparison))))
     metric, scored = comparison.metric, comparison.has_scores
     meaning = SCORES.format(
-        metric=capitalise(metric.name),
+        metric=capitalise(metric.title),
         best="highest" if metric.higher_is_better else "lowest",
         others=OTHERS if comparison.other_metrics else "",
     )
     return Table(
         name="outcome",
-        title=f"{capitalise(metric.name)}, size and effort" if scored else "Size and effort",
+        title=f"{capitalise(metric.title)}, size and effort" if scored else "Size and effort",
         columns=("Measure", *map(comparison.heading, comparison.methods)),
         groups=tuple(groups),
         meaning=(meaning if scored else "") + DEVICES,
@@ -68,7 +69,7 @@ def _list_scores(comparison: Comparison, tier: str) -> Iterator[Row]:
         yield f"{OWNER_LABELS[owner]}, exits together, final{_unit(metric)}", _together(metric, tier, owner)
     for other in comparison.other_metrics:
         for owner in owners:
-            yield f"{OWNER_LABELS[owner]}, {other.name}, final{_unit(other)}", _final(other, tier, owner)
+            yield f"{OWNER_LABELS[owner]}, {other.title}, final{_unit(other)}", _final(other, tier, owner)
 
 
 def _unit(metric: MetricInfo) -> str:
@@ -113,10 +114,16 @@ def _format_values(metric: MetricInfo, values: Sequence[float | None]) -> str:
     finite = [metric.scale(value) for value in values if value is not None]
     if len(finite) < len(values):
         return "not finite" if len(values) == 1 else f"{len(values) - len(finite)} of {len(values)} not finite"
+    return choose_format(metric, finite)(finite)
+
+
+def choose_format(metric: MetricInfo, values: Sequence[float]) -> Format:
+    """Returns the format of values in the metric's unit: two decimals of percents, else four digits of the largest."""
     if metric.unit == "%":
-        return format_spread(finite, decimals=2)
-    digits = math.floor(math.log10(max(map(abs, finite), default=0) or 1))
-    return format_spread(finite, max(0, 3 - digits)) if -4 <= digits <= 5 else format_spread(finite, 3, kind="e")
+        return partial(format_spread, decimals=2)
+    digits = math.floor(math.log10(max(map(abs, values), default=0) or 1))
+    few = -4 <= digits <= 5
+    return partial(format_spread, decimals=max(0, 3 - digits) if few else 3, kind="f" if few else "e")
 
 
 def _parameters(tier: str) -> Row:
@@ -138,7 +145,7 @@ def _list_effort(comparison: Comparison) -> Iterator[Row]:
 
 def _format_rounds(runs: Sequence[Run]) -> str:
     if len(runs) == 1 and (not runs[0].is_complete or runs[0].damage):
-        return f"{rounds_done(runs[0])} of {runs[0].settings.rounds}"
+        return f"{rounds_done(runs[0])} of {runs[0].length}"
     done = [rounds_done(run) for run in runs]
     return str(done[0]) if len(set(done)) == 1 else f"{min(done)} to {max(done)}"
 

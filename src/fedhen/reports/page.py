@@ -1,27 +1,33 @@
-"""Writes a report as one HTML file that needs no network, scripts or fonts; its layout is templates/page.html."""
+"""Writes a report as one HTML file that needs nothing else; its layout is templates/page.html."""
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from fedhen.config.validation import flatten
+from fedhen.reports.charts import Chart, list_values
 from fedhen.reports.comparison import Comparison, list_warnings
-from fedhen.reports.curves import Chart, render_inline_svg
+from fedhen.reports.plots import Plot
 from fedhen.reports.rendering import Table
 from fedhen.runs.reader import Run
+from fedhen.runs.records import Subject
 
 
 @dataclass(frozen=True)
-class Drawings:
-    """Rows of SVG elements, side by side if the screen is wide enough."""
+class Drawing:
+    """Rows of plots with the same curves, side by side if the screen is wide enough."""
 
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[Plot]]
     description: str
     """For readers who cannot see them."""
     caption: str
+    values: Table
+    """Every point of the curves; a group for each plot."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Section:
     name: str
     title: str
     table: Table | None = None
-    figure: Drawings | None = None
+    figure: Drawing | None = None
 
 
 def make_page(comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart]) -> str:
@@ -50,6 +56,7 @@ def make_page(comparison: Comparison, tables: Sequence[Table], charts: Sequence[
 def render_page(*, title: str, warnings: Sequence[str], sections: Sequence[Section], **parts: Any) -> str:
     """Renders templates/page.html, which leaves out the parts that are not given."""
     import jinja2
+    import markupsafe
 
     pages = jinja2.Environment(
         loader=jinja2.PackageLoader("fedhen.reports"),
@@ -59,6 +66,9 @@ def render_page(*, title: str, warnings: Sequence[str], sections: Sequence[Secti
         keep_trailing_newline=True,
     )
     pages.filters["keep_units"] = _keep_units
+    script = pages.get_template("page.js").render()
+    # The page allows only the script with this checksum, and fetches nothing.
+    parts |= {"script": markupsafe.Markup(script), "checksum": b64encode(sha256(script.encode()).digest()).decode()}
     return pages.get_template("page.html").render(title=title, warnings=warnings, sections=sections, **parts)
 
 
@@ -72,17 +82,15 @@ def _join_names(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _draw(chart: Chart) -> Drawings:
-    tiers = chart.comparison.tiers
-    panels = [
-        render_inline_svg(chart.figure([tier]), f"{chart.measure.name}-{place}") for place, tier in enumerate(tiers)
-    ]
-    description = f"{chart.title} of {_join_names(chart.comparison.methods)}, for {_join_names(tiers)}"
-    return Drawings([panels], description, f"{chart.title}. {chart.caption}")
+def _draw(chart: Chart) -> Drawing:
+    description = f"{chart.title} of {_join_names(chart.comparison.methods)}"
+    values = list_values(chart.plots, chart.comparison.metric)
+    return Drawing([chart.plots], description, f"{chart.title}. {chart.caption}", values)
 
 
 def _overview(comparison: Comparison) -> dict[str, str]:
     settings = _merge([run.config for run in comparison.runs])
+    digest = _join_distinct(run.subject.data_digest[:8] for run in comparison.runs if run.subject.data_digest)
     shares = (run.settings.tiers.items() for run in comparison.runs)
     return {
         "Recipe": comparison.recipe,
@@ -92,14 +100,16 @@ def _overview(comparison: Comparison) -> dict[str, str]:
         "Devices": settings.get("devices.number", ""),
         "Active a round": settings.get("devices.active", ""),
         "Tiers": _join_distinct(", ".join(f"{tier} {100 * share:.3g} %" for tier, share in each) for each in shares),
-        "Data": settings.get("data.name", ""),
+        "Task": _join_distinct(run.subject.task for run in comparison.runs if run.subject.task),
+        "Data": settings.get("data.name", "") + (f" ({digest})" if digest else ""),
         "Split": settings.get("split.kind", ""),
     }
 
 
 def merge_environments(runs: Sequence[Run]) -> dict[str, str]:
     """Returns the hardware and the versions of all runs by their dotted keys."""
-    return _merge([{key: each for key, each in run.environment.items() if key != "metrics"} for run in runs])
+    others = ("metrics", *Subject.__dataclass_fields__)
+    return _merge([{key: each for key, each in run.environment.items() if key not in others} for run in runs])
 
 
 def _merge(trees: Sequence[Mapping[str, Any]]) -> dict[str, str]:

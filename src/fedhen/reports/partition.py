@@ -9,9 +9,9 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from fedhen.config.settings import Config
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.fileio.atomic import write_json
-from fedhen.reports.curves import STYLE, write_figure
+from fedhen.reports.figures import STYLE, write_figure
 from fedhen.reports.rendering import Group, Table, to_text
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def write_partition(partition: Partition, out: Path) -> str:
         write_figure(drawn, out, NAME)
         write_json(out / f"{NAME}.json", to_dict(partition))
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+        raise FedhenError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
     return to_text(make_table(partition))
 
 

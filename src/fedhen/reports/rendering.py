@@ -136,5 +136,5 @@ def _format_latex_row(table: Table, row: tuple[str, ...], height: int = 1) -> st
 def escape_latex(text: str) -> str:
     special: dict[str, str | int | None] = {char: f"\\{char}" for char in "&%$#_{}"}
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {"×": r"$\times$", "±": r"$\pm$", ">": "$>$", "<": "$<$", "–": "--", "’": "'"}
+    special |= {"×": r"$\times$", "±": r"$\pm$", ">": "$>$", "<": "$<$", "–": "--", "’": "'", "²": "$^2$"}
     return text.translate(str.maketrans(special))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhen.errors import UserError, one_line
+from fedhen.errors import ConfigError, FedhenError, one_line
 from fedhen.fileio.atomic import write_text
+from fedhen.reports.charts import Chart
 from fedhen.reports.comparison import HERO, Comparison, choose_owner, compare, list_warnings
 from fedhen.reports.costs import BYTES, ROUNDS
-from fedhen.reports.curves import PNG_DPI, Chart, write_figure
+from fedhen.reports.figures import PNG_DPI, write_figure
 from fedhen.reports.page import make_page
 from fedhen.reports.rendering import Table, escape_markdown, make_printable, to_latex, to_markdown, to_text
 from fedhen.reports.tables import make_tables
 from fedhen.reports.targets import RequestedTargets, choose_targets
-from fedhen.runs.reader import Run
+from fedhen.runs.folders import create_fresh_folder, find_run_folders
+from fedhen.runs.layout import RUNS
+from fedhen.runs.reader import Run, read_readable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,8 +51,49 @@ def write_report(
     charts = [Chart(comparison, chosen, owner, measure) for measure in measures]
     figures = {f"curves-{chart.measure.name}": chart.figure(comparison.tiers) for chart in charts}
     paths = write_files(out, _make_texts(comparison, tables, charts), figures)
+    return Report(_join_texts(comparison, tables), paths)
+
+
+def describe_runs(runs: Sequence[Run]) -> str:
+    """Returns the tables of a report as text, without writing anything."""
+    owner, comparison = choose_owner(runs, None), compare(runs)
+    return _join_texts(comparison, make_tables(comparison, choose_targets(comparison, None, owner), owner))
+
+
+def _join_texts(comparison: Comparison, tables: Sequence[Table]) -> str:
     notes = "".join(f"{make_printable(text)}\n" for text in list_warnings(comparison))
-    return Report("\n".join([*([notes] if notes else []), *map(to_text, tables)]), paths)
+    return "\n".join([*([notes] if notes else []), *map(to_text, tables)])
+
+
+def report_folders(
+    paths: Sequence[Path],
+    out: Path | None = None,
+    *,
+    targets: RequestedTargets = None,
+    owner: str | None = None,
+    rounds: int | None = None,
+    skip: Callable[[str], None],
+) -> Report:
+    """Writes a report on the runs in folders. `skip` is called with the error of each run that cannot be read.
+
+    Args:
+        paths: Run folders, or folders that contain them.
+        out: Where to write: by default into the only path, or into a new folder under runs/ if there are several.
+        targets, owner: As of `write_report`.
+        rounds: Use only the first rounds of each run.
+    """
+    if rounds is not None and rounds < 1:
+        raise ConfigError(f"rounds is {rounds}: it must be at least 1")
+    if not paths:
+        raise FedhenError("nothing to report: name at least one run folder")
+    runs, errors = read_readable(find_run_folders(paths))
+    if not runs:
+        raise FedhenError(errors[0] if len(errors) == 1 else f"none of {len(errors)} runs can be read: {errors[0]}")
+    for error in errors:
+        skip(f"skipped: {error}")
+    runs = runs if rounds is None else [run.truncate(rounds) for run in runs]
+    out = out or (paths[0] if len(paths) == 1 else create_fresh_folder(RUNS, "report"))
+    return write_report(runs, out, targets=targets, owner=owner)
 
 
 def write_files(
@@ -62,7 +106,7 @@ def write_files(
             write_text(out / name, text)
         images = [path for name, figure in figures.items() for path in write_figure(figure, out, name, dpi)]
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}") from None
+        raise FedhenError(f"cannot write to {out}: {error.strerror}") from None
     return (*(out / name for name in texts), *images)
 
 

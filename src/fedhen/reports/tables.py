@@ -42,7 +42,7 @@ def make_cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], 
     return Table(
         name=f"{measure.name}-to-target",
         title=f"{capitalise(measure.noun)} to target ({OWNER_NAMES[owner]})",
-        columns=(capitalise(comparison.metric.name), *map(comparison.heading, comparison.methods), *gains),
+        columns=(capitalise(comparison.metric.title), *map(comparison.heading, comparison.methods), *gains),
         groups=tuple(groups),
         meaning=_cost_meaning(comparison, measure),
         notes=tuple(_cost_notes(comparison, targets, groups)),

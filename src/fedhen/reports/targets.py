@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Literal
 
-from fedhen.errors import UserError, unknown_name
+from fedhen.config.recipes import RECIPES
+from fedhen.errors import ConfigError, unknown_name
 from fedhen.reports.comparison import Comparison
 from fedhen.runs.reader import Run
-from fedhen.runs.records import MetricInfo
+from fedhen.runs.records import ACCURACY, MetricInfo
 
 AUTO: Literal["auto"] = "auto"
 RequestedTargets = Mapping[str, Sequence[float]] | Literal["auto"] | None
@@ -31,8 +32,7 @@ def rounds_to_target(run: Run, tier: str, target: float, owner: str = "devices")
 
     `target` is in the metric's unit: a share of 0.844 reaches a target of 84.4 %.
     """
-    curve = ((number, run.metric.scale(value)) for number, value in run.curve(tier, owner))
-    return next((number for number, value in curve if run.metric.best((value, target)) == value), None)
+    return next((number for number, value in run.curve(tier, owner) if run.metric.reaches(value, target)), None)
 
 
 def auto_targets(runs: Sequence[Run], tier: str, owner: str = "devices") -> tuple[float, ...]:
@@ -68,7 +68,7 @@ def describe_auto_rule(metric: MetricInfo) -> str:
     """Returns the rule of `auto_targets` in words. For accuracy it is the paper's."""
     way, side = ("down", "below") if metric.higher_is_better else ("up", "above")
     digits, step = ("one decimal", "1.0") if metric.unit == "%" else ("two digits", "10 %")
-    return f"the best {metric.name} of the worst run, rounded {way} to {digits}, and {step} {side} it"
+    return f"the best {metric.title} of the worst run, rounded {way} to {digits}, and {step} {side} it"
 
 
 def choose_targets(
@@ -92,13 +92,21 @@ def choose_targets(
 
 def _check_target(metric: MetricInfo, tier: str, target: float) -> None:
     if metric.unit == "%" and not 0 < target <= 100:
-        raise UserError(f"target {target:g} for {tier}: a target is a percentage above 0 and at most 100")
+        raise ConfigError(f"target {target:g} for {tier}: a target is a percentage above 0 and at most 100")
     if not math.isfinite(target):
-        raise UserError(f"target {target:g} for {tier}: a target is a finite number")
+        raise ConfigError(f"target {target:g} for {tier}: a target is a finite number")
 
 
 def _list_configured(comparison: Comparison, tier: str) -> list[float]:
-    return [each for run in comparison.runs for each in run.settings.targets.get(tier, [])]
+    return [each for run in comparison.runs for each in _configured(run, tier)]
+
+
+def _configured(run: Run, tier: str) -> Sequence[float]:
+    """Returns a tier's configured targets, unless they are a recipe's and the run has another primary metric."""
+    targets, recipe = run.settings.targets.get(tier, []), RECIPES[run.recipe]() if run.recipe in RECIPES else None
+    is_of_recipe = recipe is not None and [*recipe.targets.get(tier, ())] == targets
+    # The recipes that have targets have them of the accuracy.
+    return [] if is_of_recipe and run.metric != ACCURACY else targets
 
 
 def format_target(metric: MetricInfo, target: float) -> str:

@@ -13,8 +13,8 @@ from fedhen.config.recipes import RECIPES
 from fedhen.config.toml import to_toml
 from fedhen.runs.reader import Run
 
-NEUTRAL_SECTIONS = ("checkpoint", "fleet", "targets")
-"""Sections that change no number of a report."""
+NEUTRAL_SECTIONS = ("stop", "checkpoint", "fleet", "targets")
+"""Sections that change no number of a round."""
 EXECUTION_SECTIONS = ("runtime", "evaluation")
 """Sections that say how an experiment is run and evaluated, not which one it is."""
 NOT_SET = "not set"

@@ -1,13 +1,15 @@
 """The files of a run folder.
 
 config.toml        the complete configuration; `fedhen run --config` repeats the run from it
-environment.json   versions and hardware
+environment.json   versions and hardware, the task, and a checksum of the data
 rounds.jsonl       one object per round: only what the seed determines
 timing.jsonl       one object per round: seconds
 errors.jsonl       the first hundred devices whose training raised an error, if any
 summary.json       written last: a run that has it is finished
-models/            the weights of each tier's server model and all-devices average (if it is kept), in safetensors
+models/            the weights of each tier's server model and all-devices average (if it is kept), in safetensors:
+                   those of the last round, and as best-... those of the best round if it is another one
 fleet.json         which nodes were its devices, if a real fleet ran it
+tracking.json      which trackers have logged it, and up to which round; tensorboard/ and wandb/ are theirs
 checkpoints/       everything that the next round needs; see experiment/checkpoint_files.py
 """
 
@@ -17,6 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+RUNS = Path("runs")
+"""The folder of all run folders, where the user names none."""
 CONFIG = "config.toml"
 ENVIRONMENT = "environment.json"
 ROUNDS = "rounds.jsonl"
@@ -25,9 +29,13 @@ ERRORS = "errors.jsonl"
 SUMMARY = "summary.json"
 MODELS = "models"
 FLEET = "fleet.json"
+TRACKING = "tracking.json"
 
 MODEL_OWNERS = ("devices", "server")
 """Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""
+BEST = "best"
+MOMENTS = ("last", BEST)
+"""Which models of a run there are: those of its last round, and those of the best round of each owner and tier."""
 
 
 def reported_owner(scores: Mapping[str, Any]) -> str:

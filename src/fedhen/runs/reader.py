@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.config.validation import rename_settings
-from fedhen.errors import UserError, one_line
+from fedhen.errors import CheckpointError, FedhenError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fileio.untrusted import PARSE_ERRORS
 from fedhen.runs.folders import find_config
@@ -21,6 +21,7 @@ from fedhen.runs.records import (
     Record,
     RoundRecord,
     Settings,
+    Subject,
     Summary,
     Timing,
     parse_record,
@@ -44,7 +45,7 @@ class Run:
 
     def truncate(self, number: int) -> Run:
         """Returns the run as if it had been planned for at most this number of rounds."""
-        if number >= self.settings.rounds:
+        if number >= self.length:
             return self
         return replace(
             self,
@@ -52,7 +53,7 @@ class Run:
             rounds=self.rounds[:number],
             timing=self.timing[:number],
             damage=self.damage if min(len(self.rounds), len(self.timing)) < number else (),
-            truncated_from=self.settings.rounds,
+            truncated_from=self.length,
         )
 
     @cached_property
@@ -61,9 +62,20 @@ class Run:
         return parse_record(Settings, self.config)
 
     @property
+    def length(self) -> int:
+        """The number of rounds that the run has if it is finished, else that it will have."""
+        planned = self.settings.rounds
+        return min(planned, self.summary.rounds) if self.stopped and self.summary else planned
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ended before its last planned round, or "" if it did not."""
+        return self.summary.stopped.reason if self.summary and self.summary.stopped else ""
+
+    @property
     def is_complete(self) -> bool:
-        """Whether all planned rounds are recorded, so that no number can change."""
-        return self.summary is not None or len(self.rounds) >= self.settings.rounds
+        """Whether all rounds are recorded, so that no number can change."""
+        return self.summary is not None or len(self.rounds) >= self.length
 
     @property
     def method(self) -> str:
@@ -102,6 +114,11 @@ class Run:
         listed = self.environment.get("metrics")
         return tuple(parse_record(MetricInfo, each) for each in listed) if listed else (ACCURACY,)
 
+    @cached_property
+    def subject(self) -> Subject:
+        """The task and the data set."""
+        return parse_record(Subject, self.environment)
+
     @property
     def metric(self) -> MetricInfo:
         """The primary metric."""
@@ -127,13 +144,13 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads a run folder as far as it is undamaged. Raises UserError if that is too little for a report."""
+    """Reads a run folder as far as it is undamaged. Raises CheckpointError if that is too little for a report."""
     path = find_config(folder)
     try:
         config = rename_settings(untrusted.read_toml(path))
         summary, environment = (untrusted.read_json(folder / name) for name in (SUMMARY, ENVIRONMENT))
         blank = Run(folder, config, [], [], _parse_summary(summary), environment or {})
-        _ = blank.metrics
+        _ = blank.metrics, blank.subject
         if not blank.tiers:
             raise ValueError("there are no tiers")
         rounds, torn = _read_lines(folder / ROUNDS, partial(_parse_round, blank))
@@ -144,13 +161,34 @@ def read_run(folder: Path) -> Run:
             _ = [blank.summary.parameters[tier] for tier in blank.tiers]
             if not rounds:
                 raise ValueError(f"it is finished, but {torn or f'{ROUNDS} holds no round'}")
-            if len(rounds) < blank.settings.rounds and not torn:
+            if len(rounds) < blank.length and not torn:
                 damage.append(f"it is finished, but {ROUNDS} ends early")
     except OSError as error:
-        raise UserError(f"{folder} cannot be read: {error.strerror}") from None
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
     except PARSE_ERRORS as error:
-        raise UserError(f"{folder} is damaged: {one_line(untrusted.describe_error(error))}") from None
+        raise CheckpointError(f"{folder} is damaged: {one_line(untrusted.describe_error(error))}") from None
     return replace(blank, rounds=rounds, timing=timing, damage=tuple(damage))
+
+
+def read_readable(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """Returns the runs that can be read, and the errors of the others."""
+    runs, errors = [], []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except FedhenError as error:
+            errors.append(one_line(str(error)))
+    return runs, errors
+
+
+def read_summary(folder: Path) -> Summary | None:
+    """Reads the summary of a run, or returns None if the run is not finished."""
+    try:
+        return _parse_summary(untrusted.read_json(folder / SUMMARY))
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
+    except PARSE_ERRORS as error:
+        raise CheckpointError(f"{folder} is damaged: {one_line(untrusted.describe_error(error))}") from None
 
 
 def _read_lines(path: Path, parse: Callable[[Mapping[str, Any], int], Record]) -> tuple[list[Record], str]:
@@ -164,7 +202,7 @@ def _parse_round(run: Run, values: Mapping[str, Any], line: int) -> RoundRecord:
     if record.round != line:
         raise ValueError(f"round {record.round} where {line} should be")
     _check_scores(run, record.accuracy)
-    for scores in (record.ensemble, *record.metrics.values()):
+    for scores in (record.ensemble, record.validation, *record.metrics.values()):
         _check_scores(run, scores)
     return record
 

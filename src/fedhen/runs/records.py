@@ -20,6 +20,8 @@ Values = dict[str, dict[str, float | None]]
 
 LONGEST_NAME = 100
 """Characters of a metric's name and unit together."""
+WORDS = {"f1": "F1", "iou": "IoU", "mae": "MAE", "mse": "MSE", "r2": "R²", "rmse": "RMSE", "top5": "top-5 accuracy"}
+"""Part of a metric's name -> how people write it."""
 Record = TypeVar("Record")
 
 
@@ -41,6 +43,8 @@ class RoundRecord:
     """Empty if the round was not evaluated."""
     ensemble: Values = field(default_factory=dict)
     """The primary metric of all exits together; empty if it was not asked for."""
+    validation: Values = field(default_factory=dict)
+    """The primary metric on the held-out training examples; empty if none are held out."""
     metrics: dict[str, Values] = field(default_factory=dict)
     """Metric -> its values, for all metrics but accuracy."""
     distance: dict[str, float] | None = None
@@ -48,7 +52,8 @@ class RoundRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as it is written, without the keys that it leaves out."""
-        absent = [name for name in ("failed", "late", "accuracy", "ensemble", "metrics") if not getattr(self, name)]
+        optional = ("failed", "late", "accuracy", "ensemble", "validation", "metrics")
+        absent = [name for name in optional if not getattr(self, name)]
         absent += ["distance"] * (self.distance is None)
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
@@ -75,6 +80,11 @@ class MetricInfo:
             raise ValueError(f"{self.name[:40]!r} cannot be the name of a metric")
 
     @property
+    def title(self) -> str:
+        """The name as people write it: micro F1 for micro_f1."""
+        return " ".join(WORDS.get(word, word) for word in self.name.split("_"))
+
+    @property
     def higher_is_better(self) -> bool:
         return self.direction != "lower"
 
@@ -84,6 +94,13 @@ class MetricInfo:
 
     def best(self, values: Iterable[float]) -> float:
         return max(values) if self.higher_is_better else min(values)
+
+    def is_better(self, value: float, other: float) -> bool:
+        return value > other if self.higher_is_better else value < other
+
+    def reaches(self, value: float, target: float) -> bool:
+        """Returns whether a recorded value is as good as a target, which is in the metric's unit, or better."""
+        return not self.is_better(target, self.scale(value))
 
     def format(self, value: float | None) -> str:
         """Returns a value as text with its unit; `value` is as recorded."""
@@ -115,11 +132,26 @@ class DeviceError:
 
 
 @dataclass(frozen=True)
+class Stopped:
+    """Why a run ended before its last planned round."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Summary:
     """summary.json, which exists only if the run is finished."""
 
     parameters: dict[str, int]
     """Tier -> number of parameters."""
+    operations: dict[str, int] = field(default_factory=dict)
+    """Tier -> operations of one example; empty in runs from before they were counted."""
+    rounds: int = 0
+    """The rounds that were played."""
+    stopped: Stopped | None = None
+    """None if all planned rounds were played."""
+    best_rounds: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Owner -> tier -> the round whose model was kept as the best; empty if none was."""
     final: Values = field(default_factory=dict)
     """The primary metric of the last evaluated round; empty if the run was never evaluated."""
     metrics: list[MetricInfo] = field(default_factory=list)
@@ -127,6 +159,16 @@ class Summary:
     dropped: int = 0
     failed: int = 0
     late: int = 0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What environment.json says about what was learned; empty in runs from before it was recorded."""
+
+    task: str = ""
+    """The task's name."""
+    data_digest: str = ""
+    """A checksum of the data set, the same for all splits and seeds; empty if a real fleet played the run."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +190,7 @@ class LocalSettings:
 class DataSettings:
     """[data] of config.toml."""
 
+    name: str = "data"
     fraction: NonNegative = 1.0
 
 

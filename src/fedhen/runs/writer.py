@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import replace_file, write_json, write_text
 from fedhen.fileio.untrusted import PARSE_ERRORS
@@ -24,14 +24,16 @@ MAX_ERRORS = 100
 
 @contextmanager
 def explain_write_errors(folder: Path) -> Iterator[None]:
-    """Turns an OSError while a run is written into a UserError that says how to resume."""
+    """Turns an OSError while a run is written into a FedhenError that says how to resume."""
     try:
         yield
     except OSError as error:
         # For a fleet's run, the command that follows it says how to resume.
         resume = "" if (folder / FLEET).is_file() else f", then resume with: {resume_command(folder)}"
         why = error.strerror or str(error)
-        raise UserError(f"cannot write to {folder}: {why}: free some space{resume}; earlier rounds are kept") from None
+        raise FedhenError(
+            f"cannot write to {folder}: {why}: free some space{resume}; earlier rounds are kept"
+        ) from None
 
 
 def write_device_errors(folder: Path, number: int, failed: Mapping[int, str]) -> None:
@@ -55,8 +57,7 @@ class RunWriter:
         # The configuration comes first: with it a run can be resumed, whatever else a crash leaves behind.
         write_text(folder / CONFIG, config_toml)
         write_json(folder / ENVIRONMENT, environment)
-        for name in (ROUNDS, TIMING):
-            replace_file(folder / name, b"".join(read_whole_lines(folder / name, after)))
+        cut_records(folder, after)
         # With more rounds to play, the run is no longer finished.
         (folder / SUMMARY).unlink(missing_ok=True)
         self._rounds: IO[str] = (folder / ROUNDS).open("a", encoding="utf-8")
@@ -88,6 +89,12 @@ class RunWriter:
         """Writes the summary, which marks the run as finished."""
         self.sync()
         write_json(self.folder / SUMMARY, summary)
+
+
+def cut_records(folder: Path, after: int) -> None:
+    """Removes the records of rounds after `after`."""
+    for name in (ROUNDS, TIMING):
+        replace_file(folder / name, b"".join(read_whole_lines(folder / name, after)))
 
 
 def read_whole_lines(path: Path, last: int) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedhen.tasks.metrics import Metric, make_mean_metric
+from fedhen.tasks.predictions import Prediction
 from fedhen.tasks.standard import Classification, LanguageModelling, MultiLabel, Regression, Segmentation
 from fedhen.tasks.task import Task
 
@@ -11,6 +12,7 @@ __all__ = [
     "LanguageModelling",
     "Metric",
     "MultiLabel",
+    "Prediction",
     "Regression",
     "Segmentation",
     "Task",

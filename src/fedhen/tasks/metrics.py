@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhen.errors import UserError
+from fedhen.errors import ConfigError
 
 Sums = Callable[[Tensor, Tensor], Tensor]
 """(output of an exit, targets) of a batch -> a vector of sums."""
@@ -118,13 +118,13 @@ def read_torchmetric(metric: Any) -> Metric:
     """
     name = type(metric).__name__
     if not hasattr(metric, "_reductions"):
-        raise UserError(f"{name} is not a metric: name one, or pass a fedhen.tasks.Metric or one of torchmetrics")
+        raise ConfigError(f"{name} is not a metric: name one, or pass a fedhen.tasks.Metric or one of torchmetrics")
     for state, reduction in metric._reductions.items():
         tensor = getattr(metric, state)
         if getattr(reduction, "__name__", "") != "dim_zero_sum" or not isinstance(tensor, Tensor):
-            raise UserError(f"metric {name} cannot be merged exactly: its state {state!r} is not a sum of tensors")
+            raise ConfigError(f"metric {name} cannot be merged exactly: its state {state!r} is not a sum of tensors")
     if metric.higher_is_better is None:
-        raise UserError(f"metric {name} does not say whether higher is better: wrap it in fedhen.tasks.Metric")
+        raise ConfigError(f"metric {name} does not say whether higher is better: wrap it in fedhen.tasks.Metric")
     defaults = {state: getattr(metric, state).clone() for state in metric._reductions}
 
     def sums(output: Tensor, targets: Tensor) -> Tensor:
@@ -148,5 +148,5 @@ def read_metrics(given: Sequence[Any]) -> tuple[Metric, ...]:
     found = tuple(each if isinstance(each, Metric) else read_torchmetric(each) for each in given)
     names = [metric.name for metric in found]
     if len(set(names)) < len(names):
-        raise UserError(f"two metrics have the same name: {', '.join(names)}")
+        raise ConfigError(f"two metrics have the same name: {', '.join(names)}")
     return found

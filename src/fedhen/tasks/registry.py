@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedhen.config.settings import OWN, TaskConfig
-from fedhen.errors import UserError, unknown_name
+from fedhen.config.settings import OWN, Config, TaskConfig
+from fedhen.config.validation import from_mapping
+from fedhen.errors import ConfigError, unknown_name
 from fedhen.fileio.python_files import refuse_reference
 from fedhen.tasks.standard import Classification, LanguageModelling, MultiLabel, Regression, Segmentation
 from fedhen.tasks.task import Task
@@ -31,14 +32,14 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
 def make_task(config: TaskConfig) -> Task:
     """Returns the task that a configuration names."""
     if config.name == OWN:
-        raise UserError("the task of this run was passed from Python: pass it again from Python, as task=...")
+        raise ConfigError("the task of this run was passed from Python: pass it again from Python, as task=...")
     refuse_reference(config.name, "task")
     if config.name not in TASKS:
         raise unknown_name("task", config.name, TASKS)
     default, used = TaskConfig(), SETTINGS[config.name]
     for name in {name for names in SETTINGS.values() for name in names} - {*used}:
         if getattr(config, name) != getattr(default, name):
-            raise UserError(f"task.{name} is not a setting of {config.name}: remove it")
+            raise ConfigError(f"task.{name} is not a setting of {config.name}: remove it")
     return TASKS[config.name](config.metrics, **{name: getattr(config, name) for name in used})
 
 
@@ -53,3 +54,10 @@ def describe_task(task: Task) -> dict[str, Any]:
     if not ours:
         return {"name": OWN}
     return {"name": task.name, "metrics": task.metrics, **{key: getattr(task, key) for key in SETTINGS[task.name]}}
+
+
+def task_settings(task: Task) -> dict[str, Any]:
+    """Returns the same, checked and in the types of settings, as model files hold it."""
+    described = describe_task(task)
+    checked = from_mapping({"task": described}, Config()).task
+    return {key: getattr(checked, key) for key in described}

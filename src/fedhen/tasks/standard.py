@@ -13,6 +13,8 @@ from torch.nn import functional
 from fedhen.errors import unknown_name
 from fedhen.tasks import metrics as m
 from fedhen.tasks.metrics import Metric, make_mean_metric
+from fedhen.tasks.predictions import Prediction, name_all, read_classes
+from fedhen.tasks.r_squared import r2, r2_sums
 from fedhen.tasks.task import Task
 
 IGNORED = -100
@@ -111,6 +113,9 @@ class Classification(Task):
     def combine(self, outputs: Sequence[Tensor]) -> Tensor:
         return mean_of_softmax(outputs, dim=1)
 
+    def interpret(self, output: Tensor, names: Sequence[str], lengths: Tensor | None = None) -> list[Prediction]:
+        return read_classes(output, names)
+
 
 @dataclass(frozen=True, eq=False)
 class MultiLabel(Task):
@@ -161,6 +166,15 @@ class MultiLabel(Task):
     def combine(self, outputs: Sequence[Tensor]) -> Tensor:
         return torch.stack([output.double().sigmoid() for output in outputs]).mean(0).logit()
 
+    def interpret(self, output: Tensor, names: Sequence[str], lengths: Tensor | None = None) -> list[Prediction]:
+        """Returns the names of the labels above 0.5. Its probability is that of the least certain label."""
+        found, names = [], name_all(names, output[0].numel())
+        for row in output.double().flatten(1).sigmoid().tolist():
+            sure = min(max(share, 1 - share) for share in row)
+            value = tuple(name for name, share in zip(names, row, strict=True) if share > 0.5)
+            found.append(Prediction(value, sure, dict(zip(names, row, strict=True))))
+        return found
+
 
 def _macro_f1_of_labels(sums: Tensor) -> float:
     """Returns the mean F1 over all labels; a label that is neither predicted nor true has 0."""
@@ -197,7 +211,7 @@ class Regression(Task):
             "rmse": root,
             "mae": make_mean_metric("mae", lambda z, y: error(z, y).abs(), higher_is_better=False),
             "mse": square,
-            "r2": Metric("r2", _r2_sums, _r2),
+            "r2": Metric("r2", r2_sums, r2),
             "loss": make_loss_metric(self.loss, lambda y: torch.ones(len(y))),
         }
 
@@ -222,18 +236,9 @@ class Regression(Task):
     def combine(self, outputs: Sequence[Tensor]) -> Tensor:
         return torch.stack([output.double() for output in outputs]).mean(0)
 
-
-def _r2_sums(output: Tensor, targets: Tensor) -> Tensor:
-    y, z = targets.double().flatten(1) if targets.dim() > 1 else targets.double()[:, None], None
-    z = output.double().reshape(y.shape)
-    count = torch.full_like(y[0], len(y))
-    return torch.cat([count, y.sum(0), y.square().sum(0), (y - z).square().sum(0)])
-
-
-def _r2(sums: Tensor) -> float:
-    """Returns the mean over the outputs of 1 − Σ(y − z)² / Σ(y − mean)²."""
-    count, total, squares, errors = sums.view(4, -1)
-    return float((1 - errors / (squares - total.square() / count)).mean())
+    def interpret(self, output: Tensor, names: Sequence[str], lengths: Tensor | None = None) -> list[Prediction]:
+        """Returns the number, or the numbers as a list, in the unit of the targets."""
+        return [Prediction(row.item() if row.numel() == 1 else row.tolist()) for row in output]
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,18 +257,18 @@ class LanguageModelling(Task):
     name = "language-modelling"
 
     def named_metrics(self) -> Mapping[str, Metric]:
-        loss = make_loss_metric(self.loss, self._counts)
+        loss = make_loss_metric(self.loss, self.counted)
         return {
             "perplexity": Metric("perplexity", loss.sums, _perplexity, higher_is_better=False),
             "loss": loss,
             "token_accuracy": make_mean_metric("token_accuracy", self._rights, unit="%"),
         }
 
-    def _counts(self, targets: Tensor) -> Tensor:
+    def counted(self, targets: Tensor) -> Tensor:
         return targets != self.padding
 
     def _rights(self, output: Tensor, targets: Tensor) -> Tensor:
-        return (output.argmax(-1) == targets)[self._counts(targets)]
+        return (output.argmax(-1) == targets)[self.counted(targets)]
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Returns the mean cross-entropy of the tokens that count."""
@@ -273,7 +278,7 @@ class LanguageModelling(Task):
         if not _is_whole(targets) or targets.dim() != 2:
             found = f"{_name_of(targets.dtype)} of shape {tuple(targets.shape)}"
             return f"targets must be token ids of shape (examples, positions), found {found}"
-        kept = targets[self._counts(targets)]
+        kept = targets[self.counted(targets)]
         return "" if not len(kept) or int(kept.min()) >= 0 else f"token {int(kept.min())} is below 0"
 
     def check_output(self, output: Tensor, targets: Tensor, classes: int) -> str:
@@ -281,7 +286,7 @@ class LanguageModelling(Task):
         return "" if fits else f"{(*targets.shape, 'vocabulary')}, with a vocabulary of at least {classes}"
 
     def count_outputs(self, targets: Tensor, classes: int) -> int:
-        kept = targets[self._counts(targets)]
+        kept = targets[self.counted(targets)]
         return 1 + int(kept.max()) if len(kept) else 1
 
     def log_probabilities(self, output: Tensor) -> Tensor:
@@ -289,6 +294,11 @@ class LanguageModelling(Task):
 
     def combine(self, outputs: Sequence[Tensor]) -> Tensor:
         return mean_of_softmax(outputs, dim=-1)
+
+    def interpret(self, output: Tensor, names: Sequence[str], lengths: Tensor | None = None) -> list[Prediction]:
+        """Returns the token that follows each sequence."""
+        ends = torch.full((len(output),), output.shape[1]) if lengths is None else lengths
+        return read_classes(output[torch.arange(len(output)), ends - 1], names)
 
 
 def _perplexity(sums: Tensor) -> float:
@@ -311,16 +321,19 @@ class Segmentation(Task):
 
     def named_metrics(self) -> Mapping[str, Metric]:
         def classes(output: Tensor, targets: Tensor) -> Tensor:
-            kept = targets != self.padding
+            kept = self.counted(targets)
             return m.count_per_class(output.argmax(1)[kept], targets[kept], output.shape[1])
 
         return {
             "mean_iou": Metric("mean_iou", classes, m.mean_iou, unit="%"),
             "pixel_accuracy": make_mean_metric(
-                "pixel_accuracy", lambda z, y: (z.argmax(1) == y)[y != self.padding], unit="%"
+                "pixel_accuracy", lambda z, y: (z.argmax(1) == y)[self.counted(y)], unit="%"
             ),
-            "loss": make_loss_metric(self.loss, lambda y: y != self.padding),
+            "loss": make_loss_metric(self.loss, self.counted),
         }
+
+    def counted(self, targets: Tensor) -> Tensor:
+        return targets != self.padding
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Returns the mean cross-entropy of the pixels that count."""
@@ -330,7 +343,7 @@ class Segmentation(Task):
         if not _is_whole(targets) or targets.dim() < 2:
             found = f"{_name_of(targets.dtype)} of shape {tuple(targets.shape)}"
             return f"targets must be a class for each pixel, (examples, height, width), found {found}"
-        kept = targets[targets != self.padding]
+        kept = targets[self.counted(targets)]
         return "" if not len(kept) or int(kept.min()) >= 0 else f"class {int(kept.min())} is below 0"
 
     def check_output(self, output: Tensor, targets: Tensor, classes: int) -> str:
@@ -338,7 +351,7 @@ class Segmentation(Task):
         return "" if fits else f"{(len(targets), 'classes', *targets.shape[1:])}, with at least {classes} classes"
 
     def count_outputs(self, targets: Tensor, classes: int) -> int:
-        kept = targets[targets != self.padding]
+        kept = targets[self.counted(targets)]
         return 1 + int(kept.max()) if len(kept) else 1
 
     def log_probabilities(self, output: Tensor) -> Tensor:
@@ -346,3 +359,9 @@ class Segmentation(Task):
 
     def combine(self, outputs: Sequence[Tensor]) -> Tensor:
         return mean_of_softmax(outputs, dim=1)
+
+    def interpret(self, output: Tensor, names: Sequence[str], lengths: Tensor | None = None) -> list[Prediction]:
+        """Returns the class of each pixel. Probabilities are means over all pixels."""
+        names, shares = name_all(names, output.shape[1]), output.double().softmax(1).flatten(2)
+        means = zip(output.argmax(1), shares.amax(1).mean(1).tolist(), shares.mean(2).tolist(), strict=True)
+        return [Prediction(pixels, sure, dict(zip(names, each, strict=True))) for pixels, sure, each in means]

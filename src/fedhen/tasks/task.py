@@ -7,8 +7,9 @@ from functools import cached_property
 
 from torch import Tensor
 
-from fedhen.errors import UserError, one_line, unknown_name
+from fedhen.errors import ConfigError, FedhenError, one_line, unknown_name
 from fedhen.tasks.metrics import Metric, read_metrics
+from fedhen.tasks.predictions import Prediction
 
 
 class Task:
@@ -47,6 +48,10 @@ class Task:
         """Returns what is wrong with targets, or "" if they fit the task."""
         return ""
 
+    def counted(self, targets: Tensor) -> Tensor | None:
+        """Returns which targets count in the loss, or None if all do. A batch without any is left out of training."""
+        return None
+
     def check_output(self, output: Tensor, targets: Tensor, classes: int) -> str:
         """Returns which shape an exit's output should have, or "" if it fits."""
         return "" if len(output) == len(targets) else f"({len(targets)}, ...)"
@@ -57,42 +62,52 @@ class Task:
 
     def log_probabilities(self, output: Tensor) -> Tensor:
         """Returns the logarithms of the predicted probabilities, of shape (predictions, classes), for distillation."""
-        raise UserError(f"objective.distillation needs a task with probabilities, and {self.name!r} has none")
+        raise ConfigError(f"objective.distillation needs a task with probabilities, and {self.name!r} has none")
 
     def combine(self, outputs: Sequence[Tensor]) -> Tensor:
         """Returns one output that stands for the mean prediction of several exits."""
-        raise UserError(f"evaluation.ensemble needs a task that can combine outputs, and {self.name!r} cannot")
+        raise ConfigError(f"evaluation.ensemble needs a task that can combine outputs, and {self.name!r} cannot")
+
+    def interpret(self, output: Tensor, names: Sequence[str], lengths: Tensor | None = None) -> list[Prediction]:
+        """Returns what an output says of each example: a value, and how probable it is.
+
+        Args:
+            output: What an exit returned, on the CPU, with a row for each example.
+            names: The names of classes, labels or tokens, as far as they are known.
+            lengths: Of sequences, how many of each one's tokens are not padding.
+        """
+        return [Prediction(row) for row in output]
 
     def named_metrics(self) -> Mapping[str, Metric]:
         """Returns the metrics that can be chosen by name, the default first."""
         return {}
 
     def try_on(self, output: Tensor, targets: Tensor) -> None:
-        """Computes loss and metrics of two examples. Raises a UserError of one line if that fails."""
+        """Computes loss and metrics of two examples. Raises a FedhenError of one line if that fails."""
         try:
             loss = self.loss(output, targets)
             if loss.dim():
                 raise ValueError(f"the loss has shape {tuple(loss.shape)}: return its mean")
             for metric in self.scores:
                 metric.sums(output, targets).double()
-        except UserError:
+        except FedhenError:
             raise
         except Exception as error:  # A user's task may raise anything.
             reason = one_line(f"{type(error).__name__}: {error}")[:200]
-            raise UserError(f"task {self.name!r} fails on two examples: {reason}") from error
+            raise ConfigError(f"task {self.name!r} fails on two examples: {reason}") from error
 
     @cached_property
     def scores(self) -> tuple[Metric, ...]:
-        """The metrics, the primary one first. Raises a UserError for a name that is not known."""
+        """The metrics, the primary one first. Raises a FedhenError for a name that is not known."""
         known = self.named_metrics()
         for name in self.metrics:
             if isinstance(name, str) and name not in known:
                 raise unknown_name(f"metric of {self.name}", name, known)
             if isinstance(name, Metric) and name.name in known:
-                raise UserError(f"{self.name} has a metric {name.name!r}: give yours another name")
+                raise ConfigError(f"{self.name} has a metric {name.name!r}: give yours another name")
         found = read_metrics(
             [known[each] if isinstance(each, str) else each for each in self.metrics or list(known)[:1]]
         )
         if not found:
-            raise UserError(f"task {self.name or type(self).__name__!r} has no metrics: give it at least one")
+            raise ConfigError(f"task {self.name or type(self).__name__!r} has no metrics: give it at least one")
         return found

@@ -1,1 +1,1 @@
-"""Where the progress of a run is shown: the terminal."""
+"""Who is told about the rounds of a run: the display, users' callbacks, and trackers such as TensorBoard and MLflow."""

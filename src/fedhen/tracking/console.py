@@ -1,48 +1,32 @@
-"""Shows the progress of runs: a live bar for each run on a terminal, plain lines elsewhere."""
+"""Shows the progress of runs: a live bar for each on a terminal, a table in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import html
+import importlib.util
 import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Self
 
 from fedhen.runs.layout import reported_owner
 from fedhen.runs.records import ACCURACY, MetricInfo, Values
+from fedhen.tracking.observers import Observer, RunInfo
 
-SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_UPDATES = 10.0, 0.5
+"""Of plain lines, and of a table in a notebook."""
 MAX_RUNS_WITHOUT_TOTAL = 3
 """With more runs than this, a display also shows the progress of all runs together."""
 
 
-class Display(Protocol):
-    """Shows the progress of runs."""
+class Display(Observer):
+    """Shows the progress of runs that are played one after the other. This one shows nothing."""
 
-    def __enter__(self) -> Display: ...
+    name = ""
+    """The run that is being played."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """Shows that another round of the named run is done."""
-
-
-def make_display(rounds: Mapping[str, int], metric: MetricInfo = ACCURACY, quiet: bool = False) -> Display:
-    """Returns a display for runs by name and number of rounds: bars on a terminal, else lines, or nothing if quiet.
-
-    It shows the latest values of `metric`.
-    """
-    if quiet:
-        return Silent()
-    return Bars(rounds, metric) if sys.stderr.isatty() else Lines(rounds, metric)
-
-
-class Silent:
-    """Shows nothing."""
-
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -50,11 +34,33 @@ class Silent:
     ) -> None:
         pass
 
-    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        pass
+    def start(self, run: RunInfo) -> None:
+        self.name = run.name
 
 
-class Lines(Silent):
+def make_display(
+    rounds: Mapping[str, int], metric: MetricInfo = ACCURACY, quiet: bool = False, lines: bool = True
+) -> Display:
+    """Returns a display for runs by name and number of rounds, with the latest values of `metric`.
+
+    It has bars on a terminal and a table in a notebook. Elsewhere it prints lines, or nothing without `lines`.
+    """
+    if quiet:
+        return Display()
+    if is_notebook():
+        return Table(rounds, metric)
+    if sys.stderr.isatty() and importlib.util.find_spec("rich"):
+        return Bars(rounds, metric)
+    return Lines(rounds, metric) if lines or sys.stderr.isatty() else Display()
+
+
+def is_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook. IPython in a terminal has no kernel."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+class Lines(Display):
     """Plain lines: the first round, the last, and every ten seconds between."""
 
     def __init__(self, rounds: Mapping[str, int], metric: MetricInfo = ACCURACY) -> None:
@@ -62,23 +68,23 @@ class Lines(Silent):
         self.width = max(map(len, rounds), default=0)
         self.last_shown = -SECONDS_BETWEEN_LINES
 
-    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        pace = self.paces[name]
+    def round(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        pace = self.paces[self.name]
         pace.add(record, timing)
         ends = record["round"] in (1, pace.rounds)
         if ends or time.monotonic() - self.last_shown >= SECONDS_BETWEEN_LINES:
             self.last_shown = time.monotonic()
             parts = [f"round {record['round']}/{pace.rounds}", pace.scores, pace.speed, pace.remaining]
             place = (
-                f"[{list(self.paces).index(name) + 1}/{len(self.paces)}] "
+                f"[{list(self.paces).index(self.name) + 1}/{len(self.paces)}] "
                 if len(self.paces) > MAX_RUNS_WITHOUT_TOTAL
                 else ""
             )
-            line = f"{place}{name:{self.width}}  " + "  ".join(part for part in parts if part)
+            line = f"{place}{self.name:{self.width}}  " + "  ".join(part for part in parts if part)
             print(line, file=sys.stderr, flush=True)
 
 
-class Bars:
+class Bars(Display):
     """A live bar for each run."""
 
     def __init__(self, rounds: Mapping[str, int], metric: MetricInfo = ACCURACY) -> None:
@@ -97,7 +103,7 @@ class Bars:
         if len(rounds) > MAX_RUNS_WITHOUT_TOTAL:
             self.tasks[""] = self.progress.add_task("all", total=self.total.rounds, scores="", speed="", left="")
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> Self:
         self.progress.start()
         return self
 
@@ -106,11 +112,15 @@ class Bars:
     ) -> None:
         self.progress.stop()
 
-    def show(self, name: str, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        pace = self.paces[name]
+    def start(self, run: RunInfo) -> None:
+        super().start(run)
+        self.progress.update(self.tasks[self.name], completed=run.after)
+
+    def round(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        pace = self.paces[self.name]
         pace.add(record, timing)
         self.progress.update(
-            self.tasks[name],
+            self.tasks[self.name],
             completed=record["round"],
             scores=pace.scores,
             speed=pace.speed,
@@ -119,6 +129,50 @@ class Bars:
         if "" in self.tasks:
             self.total.add({**record, "round": self.total.played + 1}, timing)
             self.progress.update(self.tasks[""], completed=self.total.played, left=self.total.remaining)
+
+
+class Table(Display):
+    """A table in a notebook, which is shown once and then updated."""
+
+    def __init__(self, rounds: Mapping[str, int], metric: MetricInfo = ACCURACY) -> None:
+        self.paces = {name: Pace(number, metric) for name, number in rounds.items()}
+        self.last_shown = time.monotonic()
+
+    def __enter__(self) -> Self:
+        from IPython.display import display
+
+        self.handle = display(self, display_id=True)  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.handle.update(self)
+
+    def start(self, run: RunInfo) -> None:
+        super().start(run)
+        self.paces[self.name].done = run.after
+
+    def round(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
+        self.paces[self.name].add(record, timing)
+        if time.monotonic() - self.last_shown >= SECONDS_BETWEEN_UPDATES:
+            self.last_shown = time.monotonic()
+            self.handle.update(self)
+
+    def __repr__(self) -> str:
+        return "\n".join("  ".join(part for part in row if part) for row in self._rows())
+
+    def _repr_html_(self) -> str:
+        bars = [f'<progress value="{pace.done}" max="{pace.rounds}"></progress>' for pace in self.paces.values()]
+        rows = [[html.escape(cell) for cell in row] for row in self._rows()]
+        cells = ["</td><td>".join([name, bar, *rest]) for (name, *rest), bar in zip(rows, bars, strict=True)]
+        return f"<table>{''.join(f'<tr><td>{row}</td></tr>' for row in cells)}</table>"
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [name, f"round {pace.done}/{pace.rounds}", pace.scores, pace.speed, pace.remaining]
+            for name, pace in self.paces.items()
+        ]
 
 
 class Pace:
@@ -155,11 +209,13 @@ class Pace:
 
     @property
     def speed(self) -> str:
-        return f"{self.seconds / self.played:.2f} s a round"
+        return f"{self.seconds / self.played:.2f} s a round" if self.played else ""
 
     @property
     def remaining(self) -> str:
         """The remaining time, or the total time once the run is done."""
+        if not self.played:
+            return "waiting"
         if self.done == self.rounds:
             return f"took {_duration(self.seconds)}"
         return f"{_duration(self.seconds / self.played * (self.rounds - self.done))} left"

@@ -18,7 +18,7 @@ from fedhen.config import toml
 from fedhen.config.recipes import RECIPES, load_recipe, read_recipe_file
 from fedhen.config.settings import Config
 from fedhen.config.validation import RENAMED, flatten_config, from_mapping, list_settings
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.experiment.resume import FREE, check_same_settings, flatten_settings
 from fedhen.runs.reader import read_run
 
@@ -85,7 +85,7 @@ def test_any_value_survives_toml(text: str, number: float, numbers: list[int]) -
     ],
 )
 def test_wrong_settings_get_one_line_that_names_the_key(assignment: str, message: str) -> None:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(FedhenError) as error:
         toml.apply_settings(Config(), [assignment])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -107,7 +107,7 @@ def test_wrong_settings_get_one_line_that_names_the_key(assignment: str, message
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_settings_that_do_not_fit_together_get_one_line(assignments: list[str], message: str) -> None:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(FedhenError) as error:
         toml.apply_settings(Config(), assignments)
     assert message in str(error.value) and "\n" not in str(error.value)
 
@@ -150,7 +150,7 @@ def test_tiers_are_dealt_to_the_devices_in_order() -> None:
     tiers = {"tiers": {"s": 0.2, "m": 0.3, "l": 0.5}}
     assert from_mapping({**tiers, "devices": {"number": 10}}).tier_sizes() == {"s": 2, "m": 3, "l": 5}
     assert from_mapping({**tiers, "devices": {"number": 7, "active": 1}}).tier_sizes() == {"s": 1, "m": 3, "l": 3}
-    with pytest.raises(UserError, match="leaves a tier without a device"):
+    with pytest.raises(FedhenError, match="leaves a tier without a device"):
         from_mapping({**tiers, "devices": {"number": 2, "active": 1}})
 
 
@@ -166,10 +166,10 @@ def test_tiers_are_dealt_to_the_devices_in_order() -> None:
 def test_wrong_files_get_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(text)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(FedhenError) as error:
         toml.read_toml(path)
     assert message in str(error.value)
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(FedhenError, match="cannot read"):
         toml.read_toml(tmp_path / "missing.toml")
 
 
@@ -209,21 +209,21 @@ def test_an_old_name_is_read_from_files_and_manifests(old: str, value: Any, tmp_
     before[old] = before.pop(RENAMED[old])
     check_same_settings(config, before, "the checkpoint")
     if RENAMED[old] not in FREE:
-        with pytest.raises(UserError, match=f"has another configuration: {RENAMED[old]} is .*, was "):
+        with pytest.raises(FedhenError, match=f"has another configuration: {RENAMED[old]} is .*, was "):
             check_same_settings(Config(), before, "the checkpoint")
 
 
 @pytest.mark.parametrize(("old", "value"), CHANGED)
 def test_an_old_name_on_the_command_line_or_in_python_names_the_new_one(old: str, value: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"^{old} is now {RENAMED[old]}$"):
+    with pytest.raises(FedhenError, match=rf"^{old} is now {RENAMED[old]}$"):
         toml.apply_settings(Config(), [f"{old}={_value(value)}"])
     section, name = old.split(".")
-    with pytest.raises(UserError, match=rf"^{old} is now {RENAMED[old]}$"):
+    with pytest.raises(FedhenError, match=rf"^{old} is now {RENAMED[old]}$"):
         from_mapping({section: {name: value}})
     # A file that has both says two things.
     path = tmp_path / "both.toml"
     path.write_text(_text({old: value, RENAMED[old]: value}))
-    with pytest.raises(UserError, match=f"{old} is now {RENAMED[old]}$"):
+    with pytest.raises(FedhenError, match=f"{old} is now {RENAMED[old]}$"):
         toml.read_toml(path)
 
 

@@ -14,7 +14,7 @@ from fedhen.data import archive as archives
 from fedhen.data import cifar
 from fedhen.data.published import CIFAR10, CIFAR100, Files, verify
 from fedhen.data.storage import data_root
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from support.tiny_archive import ARCHIVE, CONTENTS, FOLDER, GOOD, TINY, UNPACKED, add, archive, files_in, one_line
 
 # Archives
@@ -51,7 +51,7 @@ OTHERS = {
 @pytest.mark.parametrize("kind", OTHERS)
 def test_an_archive_without_the_published_checksum_is_not_opened(tmp_path: Path, kind: str) -> None:
     unpack(GOOD, tmp_path)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(FedhenError) as error:
         unpack(OTHERS[kind], tmp_path)
     found = hashlib.md5(OTHERS[kind]).hexdigest()
     assert f"is not the official {ARCHIVE}: its MD5 is {found}, not {TINY.checksum}" in one_line(error)
@@ -84,7 +84,7 @@ def test_a_copy_that_is_not_the_published_one_is_not_taken(tmp_path: Path) -> No
         folder: "test_batch.bin was altered",
     }
     for source, text in says.items():
-        with pytest.raises(UserError) as error:
+        with pytest.raises(FedhenError) as error:
             archives.take(TINY, source, tmp_path / "root")
         assert text in one_line(error) and str(source) in one_line(error)
     assert not (tmp_path / "root").exists() or files_in(tmp_path / "root") == {}

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fedhen.data.augmentation import PADDING
 from fedhen.data.batches import make_batch, plan_visits
-from fedhen.data.dataset import Data, Normalisation
+from fedhen.data.dataset import Data
+from fedhen.data.spec import Normalisation
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 15), st.booleans())

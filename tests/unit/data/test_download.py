@@ -20,7 +20,7 @@ from fedhen.cli.main import Parser
 from fedhen.data import archive as archives
 from fedhen.data import download
 from fedhen.data.published import PUBLISHED
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from support.tiny_archive import ARCHIVE, CONTENTS, FOLDER, GOOD, TINY, UNPACKED, files_in, one_line, serving
 
 
@@ -65,7 +65,7 @@ def test_a_server_that_gives_pieces_is_asked_for_the_next_ones(tmp_path: Path) -
 
 
 def test_the_next_command_continues_a_partial_download(tmp_path: Path) -> None:
-    with serving("break:5000", "break:0") as server, pytest.raises(UserError) as error:
+    with serving("break:5000", "break:0") as server, pytest.raises(FedhenError) as error:
         download.download_file(TINY, tmp_path, url=server.url)
     text = one_line(error)
     assert server.url in text and f"broke after 5000 of {len(GOOD)} bytes" in text
@@ -116,7 +116,7 @@ def test_a_partial_file_of_full_size_is_verified_and_a_longer_one_is_removed(
     ],
 )
 def test_a_server_without_the_archive_gets_one_line_and_leaves_nothing(tmp_path: Path, script: str, says: str) -> None:
-    with serving(script) as server, pytest.raises(UserError) as error:
+    with serving(script) as server, pytest.raises(FedhenError) as error:
         download.download_file(TINY, tmp_path, url=server.url)
     text = one_line(error)
     assert says in text and server.url in text and "--from PATH" in text
@@ -127,7 +127,7 @@ def test_no_server_at_all_gets_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/{ARCHIVE}"
-        with pytest.raises(UserError) as error:
+        with pytest.raises(FedhenError) as error:
             download.download_file(TINY, tmp_path, url=url)
     assert f"cannot download {url}: Connection refused; run the command again, or use a copy" in one_line(error)
 
@@ -149,7 +149,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 def test_a_folder_that_cannot_be_made_gets_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for root, says in (("file", "is not a folder"), ("file/data", "cannot write to")):
-        with pytest.raises(UserError) as error:
+        with pytest.raises(FedhenError) as error:
             download.download_file(TINY, tmp_path / root)
         assert says in one_line(error) and "--to" in one_line(error)
 
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_made_gets_one_line(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_may_not_be_written_to_gets_one_line(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with serving("good") as server, pytest.raises(UserError) as error:
+    with serving("good") as server, pytest.raises(FedhenError) as error:
         download.download_file(TINY, tmp_path, url=server.url)
     assert "Permission denied" in one_line(error)
 
@@ -167,7 +167,7 @@ def test_a_full_disk_is_noticed_before_it_is_full(tmp_path: Path, monkeypatch: p
     needed = len(GOOD) + sum(TINY.sizes.values())
     with serving("good") as server:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, needed - 1))
-        with pytest.raises(UserError) as error:
+        with pytest.raises(FedhenError) as error:
             download.download_file(TINY, tmp_path, url=server.url)
         assert "has 1 MB left, and 1 MB are needed: free some space" in one_line(error)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, needed))
@@ -176,11 +176,11 @@ def test_a_full_disk_is_noticed_before_it_is_full(tmp_path: Path, monkeypatch: p
 
 def test_a_disk_that_fills_up_gets_one_line(tmp_path: Path) -> None:
     (tmp_path / ARCHIVE).write_bytes(GOOD)
-    with files_of_at_most(100_000), pytest.raises(UserError) as error:
+    with files_of_at_most(100_000), pytest.raises(FedhenError) as error:
         archives.unpack(TINY, tmp_path / ARCHIVE, tmp_path)
     assert f"cannot write to {tmp_path}: File too large; free some space" in one_line(error)
     assert files_in(tmp_path) == {ARCHIVE: GOOD}
-    with serving("good") as server, files_of_at_most(100_000), pytest.raises(UserError) as error:
+    with serving("good") as server, files_of_at_most(100_000), pytest.raises(FedhenError) as error:
         download.download_file(TINY, tmp_path / "other", url=server.url)
     assert "File too large; free some space" in one_line(error)
 
@@ -204,7 +204,7 @@ def test_fetch_then_check_then_fetch_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FEDHEN_DATA", str(tmp_path / "data"))
-    with pytest.raises(UserError, match="holds no data set: download one with `fedhen data fetch cifar10`"):
+    with pytest.raises(FedhenError, match="holds no data set: download one with `fedhen data fetch cifar10`"):
         fedhen("data", "check")
     with serving("break:9000", "good") as server:
         monkeypatch.setitem(PUBLISHED, "cifar10", replace(TINY, url=server.url))
@@ -220,7 +220,7 @@ def test_fetch_then_check_then_fetch_again(
         assert capsys.readouterr().out.splitlines() == [f"cifar10     {name:18}verified" for name in CONTENTS]
     (tmp_path / "data" / FOLDER / "test_batch.bin").unlink()
     remedy = f"missing or wrong files: 1; download them with `fedhen data fetch cifar10 --to {tmp_path / 'data'}`"
-    with pytest.raises(UserError, match=remedy):
+    with pytest.raises(FedhenError, match=remedy):
         fedhen("data", "check")
     assert "cifar10     test_batch.bin    is missing" in capsys.readouterr().out
 
@@ -242,7 +242,7 @@ def test_fetch_and_check_a_file_without_an_archive(
     assert fedhen("data", "check", root) == 0
     assert capsys.readouterr().out == "shakespeare plain.txt         verified\n"
     target.write_bytes(GOOD[:-1] + b"?")
-    with pytest.raises(UserError, match="missing or wrong files: 1"):
+    with pytest.raises(FedhenError, match="missing or wrong files: 1"):
         fedhen("data", "check", root)
     assert "was altered: its SHA-256 is not the published one" in capsys.readouterr().out
     (tmp_path / "mine.txt").write_bytes(GOOD)
@@ -250,12 +250,12 @@ def test_fetch_and_check_a_file_without_an_archive(
     assert files_in(root) == {"plain/plain.txt": GOOD}
     (tmp_path / "mine.txt").write_bytes(b"something else")
     target.unlink()
-    with pytest.raises(UserError, match=r"mine\.txt is not the official plain\.txt: its SHA-256 is"):
+    with pytest.raises(FedhenError, match=r"mine\.txt is not the official plain\.txt: its SHA-256 is"):
         fedhen("data", "fetch", "shakespeare", "--from", tmp_path / "mine.txt", "--to", root)
     with serving("garbage") as server:
         url = server.url.replace(ARCHIVE, "plain.txt")
         monkeypatch.setitem(PUBLISHED, "shakespeare", replace(files, url=url))
-        with pytest.raises(UserError, match=f"has the SHA-256 .* instead of {sha256} and was removed"):
+        with pytest.raises(FedhenError, match=f"has the SHA-256 .* instead of {sha256} and was removed"):
             fedhen("data", "fetch", "shakespeare", "--to", root, "--quiet")
     assert files_in(root) == {}
 

@@ -19,7 +19,7 @@ from fedhen.config.settings import DataConfig
 from fedhen.data.npz import ARRAYS
 from fedhen.data.pixels import IMAGES_AT_ONCE
 from fedhen.data.sources import load_data, read_own_data
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(0)
@@ -36,7 +36,7 @@ def save(path: Path, image: Array) -> Array:
 
 
 def refused(path: Path) -> str:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(FedhenError) as error:
         read_own_data(path)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -194,7 +194,7 @@ def test_an_image_that_cannot_be_read_is_named(folder: Path, content: bytes, say
 
 def test_without_pillow_one_line_says_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    assert refused(folder) == "a folder of images needs Pillow: pip install 'fedhen[images]'"
+    assert refused(folder) == "images need Pillow: pip install 'fedhen[images]'"
 
 
 # Arrays

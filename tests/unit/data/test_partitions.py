@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedhen.data import partitions
 from fedhen.data.dataset import Index
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 
 
 def is_disjoint_cover(shards: list[Index], total: int) -> bool:
@@ -41,7 +41,7 @@ def test_by_class_covers_or_gives_up(seed: int, devices: int, alpha: float) -> N
     labels = np.random.default_rng(seed).integers(0, 5, 300)
     try:
         shards = partitions.dirichlet_by_class(labels, devices, np.random.default_rng(seed), alpha, minimum=5)
-    except UserError:
+    except FedhenError:
         return
     assert is_disjoint_cover(shards, len(labels))
     assert min(map(len, shards)) >= 5
@@ -59,7 +59,7 @@ def test_the_hardest_balanced_split_ends_in_seconds() -> None:
 @pytest.mark.slow
 def test_by_class_gives_up_with_one_line() -> None:
     labels = np.repeat(np.arange(10), 500)
-    with pytest.raises(UserError, match=r"split.alpha=0.01 .* 10 examples in 100 tries") as error:
+    with pytest.raises(FedhenError, match=r"split.alpha=0.01 .* 10 examples in 100 tries") as error:
         partitions.dirichlet_by_class(labels, 500, np.random.default_rng(0), 0.01)
     assert "\n" not in str(error.value)
 

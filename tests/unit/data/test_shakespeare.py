@@ -11,7 +11,7 @@ import torch
 from fedhen.data.published import SHAKESPEARE
 from fedhen.data.shakespeare import PADDING, join_speeches, read_shakespeare, split_by_role
 from fedhen.data.storage import data_root
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 
 PLAY = "ANN:\nabcdefghij\n\nBob:\nxy\nz: no\n\n\nANN:\nklmnopqrs\n\nGhost:\n\nCY:\nabcdefgh\n"
 """ANN says 10 and 9 characters, 20 with the line break; Bob and CY say 8 each, a ghost says nothing."""
@@ -43,19 +43,19 @@ def test_windows_by_hand() -> None:
 
 
 def test_too_many_devices_are_refused() -> None:
-    with pytest.raises(UserError, match=r"devices\.number=4 is more than the 3 roles that speak: lower it"):
+    with pytest.raises(FedhenError, match=r"devices\.number=4 is more than the 3 roles that speak: lower it"):
         split_by_role(PLAY, devices=4, context=5)
-    with pytest.raises(UserError, match=r"the role 'D' has too little text to train on: lower devices\.number=4"):
+    with pytest.raises(FedhenError, match=r"the role 'D' has too little text to train on: lower devices\.number=4"):
         split_by_role(f"{PLAY}\nD:\nO\n", devices=4, context=5)
 
 
 def test_a_file_that_is_not_the_published_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / SHAKESPEARE.folder / "input.txt"
-    with pytest.raises(UserError, match=f"is missing: get it with `fedhen data fetch shakespeare --to {tmp_path}`"):
+    with pytest.raises(FedhenError, match=f"is missing: get it with `fedhen data fetch shakespeare --to {tmp_path}`"):
         read_shakespeare(path, devices=3, context=5)
     path.parent.mkdir()
     path.write_bytes(bytes(1_115_394))
-    with pytest.raises(UserError, match="was altered: its SHA-256 is not the published one"):
+    with pytest.raises(FedhenError, match="was altered: its SHA-256 is not the published one"):
         read_shakespeare(path, devices=3, context=5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import torch
 
 import fedhen
 from fedhen.config.settings import DataConfig
+from fedhen.data.columns import estimate_csv, estimate_parquet
 from fedhen.data.sources import load_data, read_own_data
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 
 ROWS: dict[str, list[Any]] = {
     "user": ["bob", "ann", "bob", "eve", "ann", "eve"],
@@ -98,9 +100,9 @@ def test_a_column_split_says_which_rows_are_for_testing() -> None:
 def test_another_table_may_be_for_testing() -> None:
     data = fedhen.from_table(ROWS, "ill", by="user", test={"age": [1], "weight": [2.0], "ill": ["yes"]})
     assert len(data.y) == 6 and data.x_test.tolist() == [[1, 2]] and data.y_test.tolist() == [2]
-    with pytest.raises(UserError, match="the table: class 'odd' of column 'ill' is only in the test table"):
+    with pytest.raises(FedhenError, match="the table: class 'odd' of column 'ill' is only in the test table"):
         fedhen.from_table(ROWS, "ill", by="user", test={"age": [1], "weight": [2.0], "ill": ["odd"]})
-    with pytest.raises(UserError, match="unknown column in test 'weight': choose from age, ill"):
+    with pytest.raises(FedhenError, match="unknown column in test 'weight': choose from age, ill"):
         fedhen.from_table(ROWS, "ill", by="user", test={"age": [1], "ill": ["no"]})
 
 
@@ -143,16 +145,25 @@ def test_columns_of_arrays_are_inputs_by_name() -> None:
             "device bob has no rows to train on: give it some, or remove it",
         ),
         ({name: [] for name in ROWS}, {}, "it has no rows"),
+        ({"user": [[1]] * 6}, {}, "column 'user' has a cell of type list ([1]): write one number or text"),
+        ({"user": [{}] * 6}, {}, "column 'user' has a cell of type dict ({}): write one number or text"),
+        ({"ill": [["a"]] * 6}, {}, "column 'ill' has a cell of type list (['a']): write numbers, or text that names"),
+        ({"ill": [{"a": 1}] * 6}, {}, "column 'ill' has a cell of type dict ({'a': 1}): write numbers, or text"),
+        ({"ill": [object()] * 6}, {}, "column 'ill' has a cell of type object (<object object at 0x): write"),
+        ({"age": [{1}] * 6}, {}, "column 'age' is text (like '{1}'): write it as numbers"),
+        ({"split": [{}] * 6}, {}, "column 'split' is text (like '{}'): write it as numbers"),
+        ({"age": 3}, {}, "column 'age' is a single value: pass an array"),
+        ({"age": torch.eye(6).to_sparse()}, {}, "column 'age' is not an array: can't convert Sparse layout tensor"),
     ],
 )
 def test_a_table_that_does_not_fit_is_one_line(changes: dict[str, Any], options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(FedhenError) as error:
         fedhen.from_table({**ROWS, **changes}, **{"target": "ill", "by": "user", **options})
     assert str(error.value).startswith(f"the table: {says}") and "\n" not in str(error.value)
 
 
 def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the table: it is int: pass a DataFrame, a path"):
+    with pytest.raises(FedhenError, match="the table: it is int: pass a DataFrame, a path"):
         fedhen.from_table(3, "y")
     for content, says in (
         (b"a,b\n1,2\n3\n", "line 3 has 1 cells, and the first line names 2 columns"),
@@ -162,14 +173,51 @@ def test_what_is_no_table_is_one_line(tmp_path: Path) -> None:
         (b"a,b\n", "it has no rows"),
     ):
         (tmp_path / "t.csv").write_bytes(content)
-        with pytest.raises(UserError, match=says) as error:
+        with pytest.raises(FedhenError, match=says) as error:
             fedhen.from_table(tmp_path / "t.csv", "b")
         assert str(error.value).startswith(f"{tmp_path / 't.csv'}: ") and "\n" not in str(error.value)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match="it is not a Parquet file, or is damaged"):
+    with pytest.raises(FedhenError, match="it is not a Parquet file, or is damaged"):
         fedhen.from_table(str(tmp_path / "t.parquet"), "b")
-    with pytest.raises(UserError, match="it cannot be read: No such file"):
+    with pytest.raises(FedhenError, match="it cannot be read: No such file"):
         fedhen.from_table(tmp_path / "nowhere.csv", "b")
+
+
+def test_cells_of_two_kinds_and_columns_of_one_name_are_one_line() -> None:
+    with pytest.raises(FedhenError, match="column 'x' has numbers in some cells and lists in others"):
+        fedhen.from_table(pandas.DataFrame({"x": [1, [2]], "y": [0, 1]}), "y")
+    with pytest.raises(FedhenError, match="the table: it has two columns 'x': rename one of them"):
+        fedhen.from_table(pandas.DataFrame([[1, 2, 0], [3, 4, 1]], columns=["x", "x", "y"]), "y")
+
+
+def test_a_table_that_does_not_fit_half_of_the_free_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A file of four terabytes, of which all but the first rows is a hole on the disk."""
+    path = write_csv(tmp_path / "people.csv", {name: cells * 40_000 for name, cells in ROWS.items()})
+    with path.open("r+b") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(
+        FedhenError, match=r"people.csv: it needs about \d+\.\d GB, and [\d.]+ GB of memory are free: keep"
+    ):
+        fedhen.from_table(path, "ill", by="user")
+
+
+def test_the_memory_of_a_table_is_estimated(tmp_path: Path) -> None:
+    """Text in memory as Python counts it, Parquet's columns as pandas does."""
+    names = [f"a person called {number}" for number in range(5000)]
+    table: dict[str, list[Any]] = {
+        "name": names,
+        "size": [number / 7 for number in range(5000)],
+        "age": [number % 90 for number in range(5000)],
+    }
+    csv_path, parquet = write_csv(tmp_path / "t.csv", table), tmp_path / "t.parquet"
+    tracemalloc.start()
+    fedhen.from_table(csv_path, "age", inputs=["size"])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.5 * peak < estimate_csv(csv_path) < 2 * peak
+    frame = pandas.DataFrame(table)
+    frame.to_parquet(parquet)
+    assert frame.memory_usage(deep=True).sum() <= estimate_parquet(parquet) < 4 * frame.memory_usage(deep=True).sum()
 
 
 def test_without_pandas_only_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +225,7 @@ def test_without_pandas_only_parquet_is_refused(tmp_path: Path, monkeypatch: pyt
     for name in ("pandas", "pyarrow"):
         monkeypatch.setitem(sys.modules, name, None)
     assert len(fedhen.from_table(table["csv"], "ill", by="user").shards) == 3
-    with pytest.raises(UserError, match=r"needs pandas and pyarrow: pip install 'fedhen\[tables\]'"):
+    with pytest.raises(FedhenError, match=r"needs pandas and pyarrow: pip install 'fedhen\[tables\]'"):
         fedhen.from_table(table["parquet"], "ill", by="user")
 
 
@@ -192,11 +240,11 @@ def test_settings_read_a_table_as_python_does(tmp_path: Path) -> None:
     whole = fedhen.from_table(path, "ill", by="user", test_share=0)
     for kept, shard in zip(some.shards, whole.shards, strict=True):
         assert {*map(tuple, some.x[kept].tolist())} <= {*map(tuple, whole.x[shard].tolist())}
-    with pytest.raises(UserError, match=r"which column is the target"):
+    with pytest.raises(FedhenError, match=r"which column is the target"):
         load_data(DataConfig(name=path), tmp_path)
-    with pytest.raises(UserError, match=r"data\.size is for folders of images"):
+    with pytest.raises(FedhenError, match=r"data\.size is for folders of images"):
         load_data(DataConfig(name=path, target="ill", size=3), tmp_path)
-    with pytest.raises(UserError, match=r"data\.by is for tables and \.npz files, and the data is digits: remove it"):
+    with pytest.raises(FedhenError, match=r"data\.by is for tables and \.npz files, and the data is digits: remove it"):
         load_data(DataConfig(by="user"), tmp_path)
 
 
@@ -227,10 +275,10 @@ def test_an_npz_file_may_name_each_examples_device(tmp_path: Path, device: list[
 )
 def test_devices_of_an_npz_file_that_do_not_fit_are_one_line(tmp_path: Path, device: Any, says: str) -> None:
     path = npz(tmp_path, device)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(FedhenError) as error:
         read_own_data(path)
     assert says in str(error.value) and str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
-    with pytest.raises(UserError, match="lacks user: it needs x_train, y_train, x_test, y_test, user"):
+    with pytest.raises(FedhenError, match="lacks user: it needs x_train, y_train, x_test, y_test, user"):
         read_own_data(path, DataConfig(by="user"))
 
 
@@ -247,5 +295,5 @@ def test_decimals_keep_what_is_behind_the_point_and_owners_have_one_order() -> N
     )
     assert data.x[:, 0].tolist() == [1.5, 2.75]
     assert [shard.tolist() for shard in data.shards] == [[1], [0]], "by letter, since nan has no place among numbers"
-    with pytest.raises(UserError, match="test_share is 2: it must be at least 0 and below 1"):
+    with pytest.raises(FedhenError, match="test_share is 2: it must be at least 0 and below 1"):
         fedhen.from_table({"x": np.arange(4.0), "y": np.arange(4)}, "y", test_share=2)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import fedhen
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 
 X, Y = torch.arange(12.0).view(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
 
@@ -78,6 +78,6 @@ def test_items_may_be_mappings_and_inputs_several() -> None:
     ],
 )
 def test_datasets_that_do_not_fit_are_one_line(train: Any, says: str) -> None:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(FedhenError) as error:
         fedhen.from_datasets(train)
     assert str(error.value).startswith(says) and "\n" not in str(error.value)

@@ -10,7 +10,6 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import fedhen
 from fedhen.cli import main
 from fedhen.config import toml
 from fedhen.config.settings import Config, TrainingConfig
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.experiment import checkpoint_files, checkpoint_state
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.checkpoint_files import DamagedCheckpoint, Entry, TensorSpec, spec_of
@@ -33,6 +32,7 @@ from fedhen.experiment.runner import play_run
 from fedhen.interrupts import RoundAbandoned, RunStopped, StopRequest
 from fedhen.models.model_files import model_path
 from support.families import two_exits
+from support.forging import forge_checkpoint
 from support.kills import lasting_files, same_run
 from support.marks import first_is_quick
 
@@ -146,6 +146,7 @@ def test_a_run_from_python_is_resumed_to_the_same_bytes(local: str, rows: str, o
     assert torch.equal(finished.model("simple", "devices")(x)[0], expected.model("simple", "devices")(x)[0])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_the_states_of_the_optimisers_and_nothing_new_without_them(tmp_path: Path) -> None:
     """The simple model has weights of 5×6, 5, 3×5 and 3: 53 numbers in four tensors.
 
@@ -154,11 +155,13 @@ def test_a_checkpoint_has_the_states_of_the_optimisers_and_nothing_new_without_t
     train(tmp_path / "plain")
     train(tmp_path / "kept", **OPTIMISERS["adamw"])
     plain, kept = (checkpoint_files.open_checkpoint(tmp_path / n / "checkpoints", 8) for n in ("plain", "kept"))
-    assert {name.partition(".")[0] for name in plain.kinds()} == {"server", "rows", "heard", "losses"}
-    assert plain.manifest["sharing"].keys() == {"server", "mean"} and plain.manifest["shelves"]["memory"] == []
-    assert {name.partition(".")[0] for name in kept.kinds()} == {
-        *("server", "moments", "rows", "memory", "heard", "losses")
-    }
+
+    def parts(saved: checkpoint_files.Checkpoint) -> set[str]:
+        return {name.partition(".")[0] for name in saved.kinds()} - {"best-server", "best-devices"}
+
+    assert parts(plain) == {"server", "rows", "heard", "losses"} and plain.manifest["shelves"]["memory"] == []
+    assert plain.manifest["sharing"].keys() - {"best-server", "best-devices"} == {"server", "mean"}
+    assert parts(kept) == {*("server", "moments", "rows", "memory", "heard", "losses")}
     simple = next(device for device, _ in kept.manifest["shelves"]["memory"] if device < 5)
     assert kept.kinds()[f"memory.{simple}"][0] == [2 * 53 + 4]
     names = [name for name in kept.kinds() if name.startswith("moments.")]
@@ -180,6 +183,7 @@ def test_tiers_share_tensors_again_after_a_resume(tmp_path: Path) -> None:
     assert len(names) == len(after.server["complex"])
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     """600 positions: a third each in the manifest, in the header of the tensors and in the tensors."""
     train(tmp_path / "run", rounds=2)
@@ -230,7 +234,7 @@ def test_a_run_without_a_good_checkpoint_is_restarted_only_on_request(whole: Pat
     for path in folder.glob("checkpoints/*.safetensors"):
         path.write_bytes(b"")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"round 6 cannot be used: .*round 4 cannot be used: .*--restart"):
+    with pytest.raises(FedhenError, match=r"round 6 cannot be used: .*round 4 cannot be used: .*--restart"):
         resumed(folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     resumed(folder, restart=True)
@@ -240,7 +244,7 @@ def test_a_run_without_a_good_checkpoint_is_restarted_only_on_request(whole: Pat
 def test_a_finished_run_without_a_checkpoint_is_restarted_only_on_request(whole: Path) -> None:
     shutil.rmtree(whole / "checkpoints")
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match="is finished and has no checkpoint"):
+    with pytest.raises(FedhenError, match="is finished and has no checkpoint"):
         resumed(whole, rounds=9)
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
@@ -264,10 +268,10 @@ CHANGES: list[tuple[str, Callable[[list[Any]], None]]] = [
 
 @pytest.mark.parametrize(("part", "change"), CHANGES)
 def test_other_data_is_refused_by_name(part: str, change: Callable[[list[Any]], None], folder: Path) -> None:
-    with pytest.raises(UserError, match=f"other data: the {part} are not"):
+    with pytest.raises(FedhenError, match=f"other data: the {part} are not"):
         resumed(folder, data=data(change))
     other = two_exits()
-    with pytest.raises(UserError, match="has another configuration: seed is 1, was 0"):
+    with pytest.raises(FedhenError, match="has another configuration: seed is 1, was 0"):
         text = (folder / "config.toml").read_text()
         (folder / "config.toml").write_text(text.replace("seed = 0", "seed = 1"))
         resumed(folder, family=other)
@@ -277,21 +281,8 @@ def test_a_checkpoint_older_than_a_setting_can_be_used() -> None:
     """It was made with what is now the default."""
     older = {key: value for key, value in flatten_settings(Config()).items() if key != "training.lr_warmup"}
     check_same_settings(Config(), older, "it")
-    with pytest.raises(UserError, match=r"training.lr_warmup is 5, was 0"):
+    with pytest.raises(FedhenError, match=r"training.lr_warmup is 5, was 0"):
         check_same_settings(Config(training=TrainingConfig(lr_warmup=5)), older, "it")
-
-
-def forged(folder: Path, change: Callable[[dict[str, Any], list[Entry]], None]) -> checkpoint_files.Checkpoint:
-    """A checkpoint with right checksums and something else in it."""
-    saved = checkpoint_files.open_checkpoint(folder / "checkpoints", 6)
-    about = json.loads(json.dumps({k: v for k, v in saved.manifest.items() if k not in ("check", "round")}))
-    tensors = {name: saved.tensor(name) for name in saved.kinds()}
-    entries = [Entry(name, spec_of(tensor), partial(tensors.__getitem__, name)) for name, tensor in tensors.items()]
-    change(about, entries)
-    for key in ("format", "bytes", "sha256"):
-        about.pop(key)
-    checkpoint_files.write_checkpoint(folder / "checkpoints", 6, entries, about)
-    return checkpoint_files.open_checkpoint(folder / "checkpoints", 6)
 
 
 def swapped(name: str, tensor: torch.Tensor) -> Callable[[dict[str, Any], list[Entry]], None]:
@@ -313,6 +304,10 @@ HOSTILE: Sequence[tuple[str, Callable[[dict[str, Any], list[Entry]], Any]]] = [
     ("order", lambda about, entries: about["shelves"]["rows"].reverse()),
     ("losses", swapped("heard", torch.tensor([0, 1, 2, 3, 4, 99]))),
     ("manifest", lambda about, entries: about.update(shelves=None)),
+    ("standing", lambda about, entries: about.update(standing=[])),
+    ("best round", lambda about, entries: about["standing"]["best"]["server"].update(simple=[7, 0.5])),
+    ("best owner", lambda about, entries: about["standing"]["best"].update(stranger={})),
+    ("best part", lambda about, entries: about["standing"].update(best={"server": {"simple": [1, 0.5]}})),
     ("times", lambda about, entries: about.update(seconds=float("nan"))),
     ("config", lambda about, entries: about.pop("config")),
     ("config", lambda about, entries: about.update(config="rounds")),
@@ -325,7 +320,7 @@ def test_a_checkpoint_with_right_checksums_is_still_compared(
     name: str, change: Callable[[dict[str, Any], list[Entry]], None], whole: Path, folder: Path, tmp_path: Path
 ) -> None:
     """Names, shapes, types and devices must be the run's own; else the one before is taken."""
-    forged(folder, change)
+    forge_checkpoint(folder, 6, change)
     outside = sorted(path.name for path in tmp_path.iterdir())
     with pytest.warns(UserWarning, match="the checkpoint of round 6 cannot be used"):
         resumed(folder)
@@ -334,12 +329,30 @@ def test_a_checkpoint_with_right_checksums_is_still_compared(
 
 def test_a_rewritten_checkpoint_with_the_same_content_is_used(whole: Path, folder: Path) -> None:
     """So that the refusals above are of what they change."""
-    forged(folder, lambda about, entries: None)
+    forge_checkpoint(folder, 6, lambda about, entries: None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="tier ")
         resumed(folder)
     assert same_run(whole, folder)
+
+
+def test_a_checkpoint_from_before_there_were_best_models_is_used(whole: Path, folder: Path) -> None:
+    """The best of the rounds since then is kept."""
+
+    def age(about: dict[str, Any], entries: list[Entry]) -> None:
+        del about["standing"]
+        about["sharing"] = {part: tiers for part, tiers in about["sharing"].items() if not part.startswith("best-")}
+        entries[:] = [entry for entry in entries if not entry.name.startswith("best-")]
+        for path in (folder / "checkpoints").glob("start.*"):
+            path.unlink()
+
+    forge_checkpoint(folder, 6, age)
+    resumed(folder)
+    assert (folder / "rounds.jsonl").read_bytes() == (whole / "rounds.jsonl").read_bytes()
+    best = json.loads((folder / "summary.json").read_text())["best_rounds"]
+    assert {number for tiers in best.values() for number in tiers.values()} == {8}
+    assert (folder / "checkpoints" / "start.json").is_file()
 
 
 def test_pickles_and_monstrous_headers_are_not_read(folder: Path) -> None:
@@ -425,6 +438,7 @@ def test_a_round_can_be_undone_at_any_point(tmp_path: Path) -> None:
     assert same_run(tmp_path / "whole", tmp_path / "cut") and (tmp_path / "cut" / "config.toml").read_text() == config
 
 
+@pytest.mark.slow
 def test_no_checkpoints_are_written_if_they_are_turned_off(tmp_path: Path) -> None:
     train(tmp_path / "run", checkpoint={"minutes": 0, "rounds": 0})
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedhen.config.validation import from_mapping
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.models.family import find_reached_weights, load_weights
 from fedhen.models.gpt import GPTBlock, GPTShape, gpt
 from fedhen.models.registry import make_family
@@ -74,6 +74,7 @@ def test_a_block_written_out() -> None:
     torch.testing.assert_close(block(x)[0], expected)
 
 
+@pytest.mark.slow
 def test_it_learns_a_text_that_repeats() -> None:
     """Of nine tokens in a fixed order, the next one is certain; at the start the loss is near log 9 = 2.2."""
     torch.manual_seed(0)
@@ -95,11 +96,11 @@ def test_the_family_of_a_configuration() -> None:
     module = make_family(config, (10,), 30).build("complex")
     assert [z.shape for z in module(torch.zeros(2, 10, dtype=torch.long))] == [(2, 10, 30)] * 2
     assert module.get_parameter("tokens.weight").shape == (30, 16)
-    with pytest.raises(UserError, match=r"gpt needs sequences of token ids, found inputs of shape \(3, 8, 8\)"):
+    with pytest.raises(FedhenError, match=r"gpt needs sequences of token ids, found inputs of shape \(3, 8, 8\)"):
         make_family(config, (3, 8, 8), 30)
-    with pytest.raises(UserError, match=r"unknown model family 'gtp': did you mean 'gpt'\?"):
+    with pytest.raises(FedhenError, match=r"unknown model family 'gtp': did you mean 'gpt'\?"):
         make_family(from_mapping({"model": {"family": "gtp"}}), (10,), 30)
-    with pytest.raises(UserError, match="gpt is nested by depth"):
+    with pytest.raises(FedhenError, match="gpt is nested by depth"):
         make_family(from_mapping({"model": {"nesting": "width"}}, config), (10,), 30)
 
 
@@ -114,5 +115,5 @@ def test_the_family_of_a_configuration() -> None:
     ],
 )
 def test_impossible_shapes_are_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(FedhenError, match=message):
         GPTShape(65, 64, **change)  # type: ignore[arg-type]

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from fedhen import DECOUPLE, FEDHEN, NOSIDE, Family, Method
 from fedhen.algorithm.objectives import Objective, last_exit
 from fedhen.algorithm.ownership import find_holdings
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.models.family import weights_of
 from fedhen.models.preact_resnet import Shape, preact_resnet
 from support.families import two_exits, with_outputs
+from support.marks import first_is_quick
 
 TIERS = ("simple", "complex")
 
@@ -32,7 +33,7 @@ def conv(i: int, o: int, k: int) -> int:
 
 @pytest.mark.parametrize(
     ("classes", "simple", "complex_", "without_exit"),
-    [(10, 695_371, 11_191_637, 11_171_146), (100, 879_781, 11_422_217, 11_217_316)],
+    first_is_quick([(10, 695_371, 11_191_637, 11_171_146), (100, 879_781, 11_422_217, 11_217_316)]),
 )
 def test_parameter_counts_of_the_paper(classes: int, simple: int, complex_: int, without_exit: int) -> None:
     family = preact_resnet(Shape(classes=classes))
@@ -167,7 +168,7 @@ class OneTensor(Net):
 def test_a_family_that_breaks_the_contract_is_refused_in_one_line(
     simple: object, complex_: object, message: str
 ) -> None:
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(FedhenError, match=message) as error:
         Family({"simple": simple, "complex": complex_}).check(torch.zeros(2, 2), with_outputs(4))  # type: ignore[dict-item]
     assert "\n" not in str(error.value)
 
@@ -195,7 +196,7 @@ def test_buffers_are_averaged_if_the_user_allows_it() -> None:
     ],
 )
 def test_impossible_shapes_are_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(FedhenError, match=message):
         Shape(**change)  # type: ignore[arg-type]
 
 
@@ -273,7 +274,7 @@ class Backwards(Net):
 def test_exits_in_the_wrong_order_are_refused() -> None:
     family = Family({"simple": lambda: Net(), "complex": lambda: Backwards(exits=2)})
     with pytest.raises(
-        UserError,
+        FedhenError,
         match="exit 1 of tier 'complex' and the last exit of tier 'simple' differ: return the shallowest exit first",
     ):
         family.check(torch.randn(2, 2), with_outputs(4))
@@ -281,7 +282,7 @@ def test_exits_in_the_wrong_order_are_refused() -> None:
 
 def test_a_module_that_fails_is_named() -> None:
     with pytest.raises(
-        UserError, match=r"the module of tier 'simple' fails on two inputs of shape \(3,\) and type float32"
+        FedhenError, match=r"the module of tier 'simple' fails on two inputs of shape \(3,\) and type float32"
     ):
         Family({"simple": lambda: Net(), "complex": lambda: Net(exits=2)}).check(torch.zeros(2, 3), with_outputs(4))
 
@@ -289,7 +290,7 @@ def test_a_module_that_fails_is_named() -> None:
 def test_pools_must_hold_every_tier_once() -> None:
     sample = torch.zeros(2, 6, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
     lost = Method("lost", last_exit, lambda tiers: [(tiers[0],)])
-    with pytest.raises(UserError, match="a method must put every tier into exactly one pool"):
+    with pytest.raises(FedhenError, match="a method must put every tier into exactly one pool"):
         find_holdings(two_exits(), both(lost), lost.pools, sample)
     backwards = Method("backwards", last_exit, lambda tiers: [tuple(reversed(tiers))])
     found = find_holdings(two_exits(), both(backwards), backwards.pools, sample)

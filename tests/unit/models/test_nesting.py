@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhen
-from fedhen import Family, UserError, nest
+from fedhen import Family, FedhenError, nest
 from fedhen.models.family import find_reached_weights, load_weights, weights_of
 from support.chains import Patches, ResNet
 from support.families import with_outputs
@@ -181,7 +182,7 @@ def test_the_global_generator_is_left_alone() -> None:
 
 def test_batch_norm_is_refused_unless_the_user_allows_it() -> None:
     model = ResNet(norm=nn.BatchNorm2d)
-    with pytest.raises(UserError, match=r"'bn1' \(BatchNorm2d\) of tier 'simple' stores 'running_mean'"):
+    with pytest.raises(FedhenError, match=r"'bn1' \(BatchNorm2d\) of tier 'simple' stores 'running_mean'"):
         nest(model, TWO, outputs=3, sample=IMAGES).check(IMAGES, with_outputs(3))
     family = nest(model, TWO, outputs=3, sample=IMAGES, average_buffers=True)
     family.check(IMAGES, with_outputs(3))
@@ -255,21 +256,46 @@ WRONG: list[tuple[Mapping[str, str | None], dict[str, object], str]] = [
 def test_a_wrong_nesting_is_refused_in_one_line(
     ends: Mapping[str, str | None], options: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(FedhenError, match=message) as error:
         nest(ResNet(), ends, **{"sample": IMAGES, **options})  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (ResNet, {}, "nest cuts a module, and model is the type ResNet: pass an object, like Net()"),
+        (chain, {}, "model is the function chain: pass an object"),
+        ([nn.Linear(2, 2)], {}, "model is the list [Linear"),
+        (ResNet(), {"ends": ["layer2", "layer4"]}, "ends must name the block of each tier, like {"),
+        (ResNet(), {"ends": {1: "layer2"}}, "ends must name the block of each tier, like {"),
+        (ResNet(), {"ends": {"simple": 2}}, "the block of tier 'simple' must be a name, like {"),
+        (ResNet(), {"heads": ["pool", "pool"]}, 'heads must name tiers, like {"simple": "pool"}, found the list'),
+        (
+            ResNet(),
+            {"heads": {"simple": 3}},
+            "the head of tier 'simple' must be a name, a module or a function, found 3",
+        ),
+        (ResNet(), {"outputs": -1}, "outputs=-1: it must be a whole number, at least 1"),
+        (ResNet(), {"outputs": 2.5}, "outputs=2.5: it must be a whole number"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_in_one_line(model: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedhenError, match=re.escape(message)) as error:
+        nest(model, **{"ends": TWO, "sample": IMAGES, **options})
     assert "\n" not in str(error.value)
 
 
 def test_a_block_that_does_not_run_is_refused() -> None:
     model = ResNet()
     model.add_module("spare", nn.Linear(2, 2))
-    with pytest.raises(UserError, match="the block 'spare' does not run"):
+    with pytest.raises(FedhenError, match="the block 'spare' does not run"):
         nest(model, {"simple": "spare", "complex": "layer4"}, sample=IMAGES)
 
 
 def test_a_module_instead_of_a_function_is_refused() -> None:
     message = "tier 'simple': pass a function that builds the module, like lambda: model, not the module"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(FedhenError, match=message):
         Family({"simple": nn.Linear(2, 2)})
 
 

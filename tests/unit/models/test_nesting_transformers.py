@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedhen import Family, UserError, nest
+from fedhen import Family, FedhenError, nest
 from fedhen.models.family import find_reached_weights, load_weights
 from support.families import with_outputs
 
@@ -169,6 +169,6 @@ def test_images_in_patches() -> None:
 
 
 def test_a_block_with_a_wrong_name_gets_the_nearest_ones() -> None:
-    with pytest.raises(UserError, match=r"'bert.encoder.layers.0': did you mean 'bert.encoder.layer.0'\?") as error:
+    with pytest.raises(FedhenError, match=r"'bert.encoder.layers.0': did you mean 'bert.encoder.layer.0'\?") as error:
         nest(bert("BertForSequenceClassification"), {"simple": "bert.encoder.layers.0", "complex": None})
     assert len(str(error.value)) < 250

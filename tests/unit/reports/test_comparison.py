@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.reports import compare, write_report
 from fedhen.reports.comparison import list_warnings
 from fedhen.reports.costs import BYTES, ROUNDS
@@ -31,16 +31,39 @@ def test_the_highlighted_method_comes_first_and_can_be_any() -> None:
 def test_what_cannot_be_compared_is_refused_in_one_line() -> None:
     run = make_run("fedhen", {"simple": [0.5]})
     twin = replace(run, folder=Path("runs/again"))
-    with pytest.raises(UserError, match="two runs of fedhen with seed 0: runs/fedhen-0 and runs/again"):
+    with pytest.raises(FedhenError, match="two runs of fedhen with seed 0: runs/fedhen-0 and runs/again"):
         compare([run, twin])
-    with pytest.raises(UserError, match=r"different recipes.*runs/fedhen-0 is made-up, runs/noside-0 is another"):
+    with pytest.raises(FedhenError, match=r"different recipes.*runs/fedhen-0 is made-up, runs/noside-0 is another"):
         compare([run, make_run("noside", {"simple": [0.5]}, recipe="another")])
-    with pytest.raises(UserError, match="different tiers"):
+    with pytest.raises(FedhenError, match="different tiers"):
         compare([run, make_run("noside", {"small": [0.5]})])
-    with pytest.raises(UserError, match="at least one run"):
+    with pytest.raises(FedhenError, match="at least one run"):
         compare([])
-    with pytest.raises(UserError, match="unknown owner 'device'"):
+    with pytest.raises(FedhenError, match="unknown owner 'device'"):
         write_report([run], Path("unused"), owner="device")
+
+
+def test_runs_on_other_data_or_of_another_task_are_refused_if_they_say_so() -> None:
+    def about(method: str, **subject: str) -> Run:
+        run = make_run(method, {"simple": [0.5]}, data={"name": f"{method}.npz"})
+        return replace(run, environment={**run.environment, **subject})
+
+    one, two = "0123456789" + "0" * 54, "abcdef0123" + "0" * 54
+    old, first = about("decouple"), about("fedhen", task="classification", data_digest=one)
+    fleet = about("fedavg", task="classification")
+    same = about("noside", task="classification", data_digest=one)
+    assert compare([old, first, same, fleet]).methods == ("fedhen", "decouple", "noside", "fedavg")
+    with pytest.raises(FedhenError) as refusal:
+        compare([old, first, fleet, about("noside", task="classification", data_digest=two)])
+    assert str(refusal.value) == (
+        "runs on different data need a report each: runs/fedhen-0 has fedhen.npz (01234567), "
+        "runs/noside-0 has noside.npz (abcdef01)"
+    )
+    with pytest.raises(FedhenError) as refusal:
+        compare([old, first, about("noside", task="multi-label", data_digest=two)])
+    assert str(refusal.value) == (
+        "runs of different tasks need a report each: runs/fedhen-0 is classification, runs/noside-0 is multi-label"
+    )
 
 
 def test_runs_of_a_method_that_differ_in_a_setting_have_a_column_each() -> None:
@@ -119,7 +142,7 @@ def test_variants_are_named_by_what_tells_them_apart(configs: Sequence[dict[str,
 
 def test_runs_that_differ_in_how_they_were_saved_alone_are_the_same() -> None:
     runs = [make_run("mine", {"simple": [0.5]}, checkpoint={"minutes": minutes}) for minutes in (1.0, 5.0)]
-    with pytest.raises(UserError, match="two runs of mine with seed 0"):
+    with pytest.raises(FedhenError, match="two runs of mine with seed 0"):
         compare(runs)
 
 

@@ -118,6 +118,7 @@ def test_unfinished_and_missed_targets_say_so() -> None:
     assert any("455 of 1000 rounds" in text for text in select_runs(runs).warnings)
 
 
+@pytest.mark.slow
 def test_several_seeds_give_mean_deviation_and_n() -> None:
     runs = [from_the_paper("cifar10-iid", "fedhen", seed, shift) for seed, shift in enumerate((-10, 0, 10))]
     runs += [from_the_paper("cifar10-iid", "decouple", 0), from_the_paper("cifar10-iid", "noside", 0, -105)]
@@ -167,6 +168,7 @@ def test_auto_targets_follow_the_papers_rule_where_all_methods_are_finished(all_
     assert not {"table-1-auto", "table-2-auto"} & set(tables([]))
 
 
+@pytest.mark.slow
 def test_best_accuracies_beside_what_the_paper_says() -> None:
     def run(recipe: str, method: str, best: float, seed: int = 0, **changes: Any) -> Run:
         """Falls again after its best round; the complex model is half as good."""

@@ -20,10 +20,9 @@ from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config, DevicesConfig, SplitConfig
 from fedhen.data.published import PUBLISHED
 from fedhen.data.storage import data_root
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.experiment.build import build_experiment
 from fedhen.reports.partition import ALL_DEVICES, Partition, draw_partition, make_table, to_dict, write_partition
-from support.marks import first_is_quick
 
 # Two simple devices and one complex device.
 COUNTS = [[4, 0, 0], [1, 1, 2], [0, 6, 2]]
@@ -103,6 +102,7 @@ def test_one_image_among_thousands_is_not_white() -> None:
     assert brightness(lower, 1) < 0.95
 
 
+@pytest.mark.slow
 def test_what_is_written_is_always_the_same(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_partition(SMALL, tmp_path / name)
@@ -129,7 +129,8 @@ def test_the_drawing_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("kind", first_is_quick(["dirichlet", "iid", "dirichlet-by-class"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dirichlet", "iid", "dirichlet-by-class"])
 def test_the_command_shows_the_split_that_a_run_trains_on(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,7 +187,7 @@ def test_your_own_data_and_a_configuration_file(tmp_path: Path, capsys: pytest.C
     ],
 )
 def test_an_impossible_split_is_refused_in_one_line(arguments: list[str], says: str) -> None:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(FedhenError) as error:
         fedhen("data", "partition", *arguments)
     assert says in str(error.value) and "\n" not in str(error.value)
 

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.reports import auto_targets, compare, rounds_to_target
 from fedhen.reports.comparison import list_warnings
 from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, byte_unit, gain
@@ -104,9 +104,9 @@ def test_targets_are_the_users_then_the_configurations_then_by_rule() -> None:
     assert (chosen["simple"].values, chosen["complex"].values) == ((80.0, 60.0), (40.0, 39.0))
     assert choose_targets(compare(runs), {"simple": [70]})["simple"].values == (70,)
     assert choose_targets(compare(runs), "auto")["simple"].values == (90.0, 89.0)
-    with pytest.raises(UserError, match="unknown tier 'simpel': did you mean 'simple'"):
+    with pytest.raises(FedhenError, match="unknown tier 'simpel': did you mean 'simple'"):
         choose_targets(compare(runs), {"simpel": [70]})
-    with pytest.raises(UserError, match="at most 100"):
+    with pytest.raises(FedhenError, match="at most 100"):
         choose_targets(compare(runs), {"simple": [700]})
 
 

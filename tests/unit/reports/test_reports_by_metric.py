@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.reports import auto_targets, compare, rounds_to_target, write_report
+from fedhen.reports.charts import Chart
 from fedhen.reports.comparison import list_warnings
 from fedhen.reports.costs import BYTES, ROUNDS, Measure
-from fedhen.reports.curves import Chart
 from fedhen.reports.outcome import make_outcome_table
 from fedhen.reports.tables import make_cost_table
 from fedhen.reports.targets import RequestedTargets, choose_targets
@@ -114,11 +115,11 @@ def test_targets_that_were_asked_for_are_in_the_metrics_unit_and_hardest_first()
         ("700", "1", "1", "1.0×"),
     ]
     for wrong in (float("nan"), float("inf")):
-        with pytest.raises(UserError, match="for simple: a target is a finite number"):
+        with pytest.raises(FedhenError, match="for simple: a target is a finite number"):
             rows(runs, {"simple": [wrong]})
     shares = [make_run("fedhen", {"simple": [0.5, 0.8469]}, metric=MICRO_F1)]
     assert rows(shares, {"simple": [50, 84.6]}) == [("84.6 %", "2"), ("50.0 %", "1")]
-    with pytest.raises(UserError, match="target 700 for simple: a target is a percentage above 0 and at most 100"):
+    with pytest.raises(FedhenError, match="target 700 for simple: a target is a percentage above 0 and at most 100"):
         rows(shares, {"simple": [700]})
     metres = [make_run("fedhen", {"simple": [200.0, 120.0]}, metric=DISTANCE)]
     assert rows(metres, {"simple": [120.0]}) == [("120 m", "2")]
@@ -126,11 +127,26 @@ def test_targets_that_were_asked_for_are_in_the_metrics_unit_and_hardest_first()
     assert rows(below_zero, {"simple": [-1.5, -0.5]}) == [("-0.5", "2"), ("-1.5", "1")]
 
 
+@pytest.mark.slow
 def test_targets_of_the_configuration_are_read_from_the_folder(tmp_path: Path) -> None:
     run = make_run("fedhen", {"simple": [9.0, 6.0, 5.0]}, metric=PERPLEXITY, targets={"simple": [6.0]})
     report = write_report([read_run(write_folder(run, tmp_path / "run"))], tmp_path / "report")
     lines = [line.split() for line in report.text.splitlines()]
     assert ["Perplexity", "fedhen"] in lines and ["6", "2"] in lines
+
+
+def test_a_recipes_targets_are_those_of_its_own_metric() -> None:
+    """The digits' are accuracies: with another primary metric the auto rule takes their place, not the user's own."""
+    recipe: dict[str, Any] = {"recipe": "digits", "targets": {"simple": [90.0, 88.0]}}
+
+    def chosen(metric: MetricInfo, **config: Any) -> tuple[float, ...]:
+        run = make_run("fedhen", {"simple": [0.5, 0.8469]}, metric=metric, **{**recipe, **config})
+        return choose_targets(compare([run]))["simple"].values
+
+    assert chosen(ACCURACY) == (90, 88)
+    assert chosen(MICRO_F1) == (84.6, 83.6), "down to one decimal, and one point below"
+    assert chosen(MICRO_F1, targets={"simple": [50.0]}) == (50,)
+    assert chosen(MICRO_F1, recipe="mine") == (90, 88)
 
 
 def test_tables_name_the_metric_and_its_direction() -> None:
@@ -146,6 +162,21 @@ def test_tables_name_the_metric_and_its_direction() -> None:
     assert ended.meaning.startswith(
         "Perplexity on the test set after the last evaluated round (final) and at its lowest"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    {
+        **{"rmse": "RMSE", "mae": "MAE", "mse": "MSE", "r2": "R²", "mean_iou": "Mean IoU", "macro_f1": "Macro F1"},
+        **{"perplexity": "Perplexity", "top5": "Top-5 accuracy", "pixel_accuracy": "Pixel accuracy", "ownR2": "OwnR2"},
+    }.items(),
+)
+def test_names_of_metrics_are_written_as_people_write_them(name: str, shown: str) -> None:
+    runs = [make_run("fedhen", {"simple": [0.5, 0.8]}, metric=MetricInfo(name))]
+    comparison = compare(runs)
+    table = make_cost_table(comparison, choose_targets(comparison), "devices", ROUNDS)
+    assert table.columns[0] == shown
+    assert make_outcome_table(comparison).title == f"{shown}, size and effort"
 
 
 def test_final_and_best_values_by_hand() -> None:
@@ -171,9 +202,9 @@ def test_further_metrics_are_rows_of_the_outcome() -> None:
         values: Values = {"devices": {"simple": number / 10}, "server": {"simple": number / 8}}
         record.metrics["token_accuracy"] = values
     cells = outcome([first, second])
-    assert cells["all devices, token_accuracy, final, %"] == ("40.00", "–")
-    assert cells["server, token_accuracy, final, %"] == ("50.00", "–")
-    assert "all devices, token_accuracy, best, %" not in cells
+    assert cells["all devices, token accuracy, final, %"] == ("40.00", "–")
+    assert cells["server, token accuracy, final, %"] == ("50.00", "–")
+    assert "all devices, token accuracy, best, %" not in cells
     assert "Further metrics are those of the last evaluated round." in make_outcome_table(compare([first])).meaning
 
 
@@ -205,7 +236,7 @@ def test_values_that_are_not_finite_are_said_and_never_best() -> None:
 
 def test_runs_with_different_metrics_are_refused_in_one_line(tmp_path: Path) -> None:
     runs = [make_run("fedhen", {"simple": [5.0]}, metric=PERPLEXITY), make_run("noside", {"simple": [0.5]})]
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(FedhenError) as refusal:
         write_report(runs, tmp_path / "report")
     assert str(refusal.value) == (
         "runs with different metrics need a report each: runs/fedhen-0 has perplexity (lower is better), "
@@ -213,7 +244,7 @@ def test_runs_with_different_metrics_are_refused_in_one_line(tmp_path: Path) -> 
     )
     assert not (tmp_path / "report").exists()
     up, down = (make_run(d, {"simple": [5.0]}, metric=MetricInfo("own", direction=d)) for d in ("higher", "lower"))
-    with pytest.raises(UserError, match=r"has own \(higher is better\), runs/lower-0 has own \(lower is better\)"):
+    with pytest.raises(FedhenError, match=r"has own \(higher is better\), runs/lower-0 has own \(lower is better\)"):
         compare([up, down])
 
 
@@ -232,6 +263,7 @@ def test_a_report_without_test_data_has_one_line_on_it_and_the_costs(tmp_path: P
     assert [path.suffix for path in report.paths] == [".html", ".md", ".tex"]
 
 
+@pytest.mark.slow
 def test_a_run_without_test_data_is_compared_where_it_can_be(tmp_path: Path) -> None:
     seeing, _ = language_models()
     report = write_report([seeing, make_run("noside", {"simple": [None] * 4}, metric=PERPLEXITY)], tmp_path)
@@ -241,6 +273,7 @@ def test_a_run_without_test_data_is_compared_where_it_can_be(tmp_path: Path) -> 
     assert "5.6 3 not evaluated –" in lines and "6.2 2 not evaluated –" in lines
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_knows_its_metric_from_its_environment(tmp_path: Path) -> None:
     run = make_run("fedhen", {"simple": [9.0, 6.0]}, metric=PERPLEXITY, planned=5)
     found = read_run(write_folder(run, tmp_path / "run"))
@@ -265,5 +298,5 @@ def test_charts_say_which_way_is_better_and_fit_their_values() -> None:
     assert [text.get_text() for text in panel.texts] == ["6.4", "5.8"]
     shares = compare([make_run("fedhen", {"simple": [0.5, 0.8]}, metric=MICRO_F1)])
     (panel,) = Chart(shares, choose_targets(shares), "server", ROUNDS).figure(["simple"]).axes
-    assert panel.get_ylabel() == "test micro_f1, % (server model)"
+    assert panel.get_ylabel() == "test micro F1, % (server model)"
     assert np.asarray(panel.lines[0].get_ydata()).tolist() == [50.0, 80.0]

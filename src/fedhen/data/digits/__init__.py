@@ -8,9 +8,10 @@ from importlib.resources import files
 import numpy as np
 import torch
 
-from fedhen.data.dataset import Data, Normalisation
+from fedhen.data.dataset import Data
+from fedhen.data.spec import DataSpec, InputSpec, Normalisation
 
-TEST_IMAGES = 360
+TEST_IMAGES, HIGHEST = 360, 16
 
 
 def load_digits() -> Data:
@@ -21,4 +22,6 @@ def load_digits() -> Data:
     y = torch.from_numpy(table[:, -1].astype(np.int64))
     train, test = slice(0, len(y) - TEST_IMAGES), slice(len(y) - TEST_IMAGES, len(y))
     # Pixels from 0 to 16 become numbers from 0 to 1.
-    return Data(x[train], y[train], x[test], y[test], 10, normalisation=Normalisation((0.0,), (16.0,)))
+    scale = Normalisation((0.0,), (float(HIGHEST),))
+    about = DataSpec((InputSpec(highest=HIGHEST),), tuple("0123456789"), "digit")
+    return Data(x[train], y[train], x[test], y[test], 10, normalisation=scale, about=about)

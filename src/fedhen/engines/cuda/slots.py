@@ -58,6 +58,8 @@ class Slot:
         """Batch size -> its step, ordered by last use."""
         module, learned = sequential.build_module(tier).train(), population.holdings[tier].learned
         plan = sequential.plan_batches(1, population.tier_of.index(tier))
+        if not len(plan.ends):
+            raise CannotCapture("none of the targets of its first device counts")
         sample = self.make_batch(plan, slice(0, 2), "none")
         try:
             check_supported(module, population.objectives[tier], sample)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from fedhen.algorithm.updates import Update
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
 
 MAX_SLOTS = 16
@@ -103,14 +103,14 @@ class Waves(Generic[S]):
                 self.halve_slots(wanted)
 
     def halve_slots(self, wanted: int = 0) -> None:
-        """Halves the limit of slots, from the most that a tier has or wanted. Raises a UserError below one.
+        """Halves the limit of slots, from the most that a tier has or wanted. Raises a FedhenError below one.
 
         All slots are deleted, to be built again when needed. Most of a slot's memory is the workspace of its stream's
         products, which can only be freed for all streams together, when no graph reads it.
         """
         fewer = max(wanted, *map(len, self.slots.values())) // 2
         if fewer < 1:
-            raise UserError(OUT_OF_MEMORY)
+            raise FedhenError(OUT_OF_MEMORY)
         self.max_slots = fewer
         for slots in self.slots.values():
             slots.clear()
@@ -123,7 +123,7 @@ def _run_wave(work: Callable[[Wave[S]], Iterator[Update]], wave: Wave[S]) -> tup
     try:
         for update in work(wave):
             back.append(update)
-    except UserError:
+    except FedhenError:
         raise
     except Exception as error:
         return back, is_out_of_memory(error)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
+from fedhen.reports.charts import list_values
 from fedhen.reports.comparison import choose_owner
-from fedhen.reports.curves import render_inline_svg
-from fedhen.reports.page import Drawings, Section, merge_environments, render_page
+from fedhen.reports.page import Drawing, Section, merge_environments, render_page
 from fedhen.reports.paper.accuracies import make_accuracy_table
 from fedhen.reports.paper.centralised import make_centralised_table
+from fedhen.reports.paper.drawing import draw_figure
 from fedhen.reports.paper.figures import PaperFigure, make_figures
 from fedhen.reports.paper.selection import (
     CENTRALISED,
@@ -32,6 +34,7 @@ from fedhen.reports.rendering import (
 )
 from fedhen.reports.report import Report, write_files
 from fedhen.runs.reader import Run
+from fedhen.runs.records import ACCURACY
 
 __all__ = ["CENTRALISED", "PAPER_RUNS", "has_finished_run", "write_paper"]
 
@@ -62,7 +65,7 @@ def write_paper(runs: Sequence[Run], out: Path, *, owner: str | None = None) -> 
         "paper.md": _markdown(selection, parts),
         "paper.tex": _latex(selection, parts),
     }
-    paths = write_files(out, texts, {each.name: each.draw(each.rows) for each in figures}, DPI)
+    paths = write_files(out, texts, {each.name: draw_figure(each) for each in figures}, DPI)
     notes = "".join(f"{make_printable(text)}\n" for text in (_progress(selection), *selection.warnings))
     return Report("\n".join([notes, *map(to_text, tables)]), paths)
 
@@ -89,11 +92,8 @@ def _page(selection: Selection, parts: Sequence[Part]) -> str:
 
 
 def _draw(each: PaperFigure) -> Section:
-    rows = [
-        [render_inline_svg(each.draw([[panel]]), f"{each.name}-{place}-{side}") for side, panel in enumerate(row)]
-        for place, row in enumerate(each.rows)
-    ]
-    return Section(each.name, each.title, figure=Drawings(rows, each.title, each.caption))
+    values = list_values(list(chain.from_iterable(each.plots)), ACCURACY)
+    return Section(each.name, each.title, figure=Drawing(each.plots, each.title, each.caption, values))
 
 
 def _markdown(selection: Selection, parts: Sequence[Part]) -> str:

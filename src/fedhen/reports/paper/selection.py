@@ -38,6 +38,8 @@ NOT_RUN = "not run"
 IGNORED_SECTIONS = (*NEUTRAL_SECTIONS, *EXECUTION_SECTIONS)
 MAY_DIFFER = ("recipe", "method", "seed", *IGNORED_SECTIONS)
 """Settings and sections that may differ from the recipe's in a run of the paper's experiment."""
+MUST_AGREE = ("evaluation.validation",)
+"""Settings of these sections that may not differ, because they decide what is trained on."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,20 @@ def select_runs(runs: Sequence[Run]) -> Selection:
 def has_finished_run(runs: Sequence[Run], config: Config) -> bool:
     """Returns whether one of the runs is finished and has the configuration's experiment and seed."""
     wanted = _experiment_settings(tomllib.loads(to_toml(config)))
-    return any(run.summary is not None and _experiment_settings(run.config) == wanted for run in runs)
+    return any(run.summary is not None and _experiment_settings(_as_played(run)) == wanted for run in runs)
+
+
+def _as_played(run: Run) -> dict[str, Any]:
+    """Returns a run's configuration with the rounds that it has: it may have been stopped before its last one."""
+    return {**run.config, "rounds": run.length}
 
 
 def _experiment_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in flatten_config(config).items() if key.split(".")[0] not in IGNORED_SECTIONS}
+    return {key: value for key, value in flatten_config(config).items() if not _belongs_to(key, IGNORED_SECTIONS)}
+
+
+def _belongs_to(key: str, sections: Sequence[str]) -> bool:
+    return key.split(".")[0] in sections and key not in MUST_AGREE
 
 
 def match_cell(run: Run) -> Cell | None:
@@ -104,8 +115,8 @@ def list_changes(run: Run) -> list[str]:
         recipe = load_recipe(run.recipe)
     else:
         return []
-    wanted, found = flatten_config(tomllib.loads(to_toml(recipe))), flatten_config(run.config)
-    kept = (key for key in found if key.split(".")[0] not in MAY_DIFFER)
+    wanted, found = flatten_config(tomllib.loads(to_toml(recipe))), flatten_config(_as_played(run))
+    kept = (key for key in found if not _belongs_to(key, MAY_DIFFER))
     return [f"{key} = {found[key]}" for key in kept if found[key] != wanted.get(key)]
 
 

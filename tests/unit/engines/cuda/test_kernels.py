@@ -30,7 +30,7 @@ def _seeded() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 8, 8), (2, 12, 5, 7), (2, 64, 32, 32), (1, 6, 1, 1)])
-@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("adds", first_is_quick([False, True]))
 def test_norm_and_relu(shape: tuple[int, ...], adds: bool) -> None:
     from fedhen.engines.cuda.norms import _NormRelu
 
@@ -52,7 +52,7 @@ def test_norm_and_relu(shape: tuple[int, ...], adds: bool) -> None:
     assert all(close(a, b, 1e-4) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize(("size", "kernel"), [(8, 4), (6, 3), (16, 16)])
+@pytest.mark.parametrize(("size", "kernel"), first_is_quick([(8, 4), (6, 3), (16, 16)]))
 def test_mix_pooling(size: int, kernel: int) -> None:
     """Over windows, and over the whole image, whose kernel would take minutes to compile were it written out."""
     from fedhen.engines.cuda.pooling import _MixPool
@@ -96,7 +96,7 @@ def test_the_first_layer() -> None:
 
 
 @pytest.mark.parametrize("corrects", [False, True])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", first_is_quick([0.9, 0.0]))
 def test_the_update_is_clipped_sgd(corrects: bool, momentum: float) -> None:
     """Two steps against torch's optimiser and clip, on a weight in bf16 and one in float32."""
     from fedhen.engines.cuda import updates

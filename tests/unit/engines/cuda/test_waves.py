@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedhen.algorithm.updates import Update
 from fedhen.engines.cuda.waves import MAX_SLOTS, CannotCapture, Wave, Waves
-from fedhen.errors import UserError
+from fedhen.errors import FedhenError
 from fedhen.hardware.memory import OUT_OF_MEMORY
 
 KEEPS = 4
@@ -98,7 +98,7 @@ def test_every_device_trains_once_if_one_of_each_tier_fits(case: Case) -> None:
         waiting = {tier: list(devices) for tier, devices in case.devices.items()}
         try:
             back, apart = trained(waves.train(waiting, memory.work))
-        except UserError as error:
+        except FedhenError as error:
             assert str(error) == OUT_OF_MEMORY
             assert one_each > case.total
         else:
@@ -126,7 +126,7 @@ def test_a_run_that_found_no_memory_can_be_tried_again() -> None:
     memory = Memory(13, {"only": 10})
     waves = Waves(lambda tier, index: Slot(memory, tier, index), memory.free_memory)
     for _ in range(2):
-        with pytest.raises(UserError, match="out of memory"):
+        with pytest.raises(FedhenError, match="out of memory"):
             list(waves.train({"only": [0, 1]}, memory.work))
     memory.total = 14
     assert trained(waves.train({"only": [0, 1]}, memory.work)) == ([0, 1], [])

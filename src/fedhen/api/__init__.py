@@ -1,0 +1,1 @@
+"""fedhen from Python: train your own models on your own data, resume after a crash, load and score saved runs."""

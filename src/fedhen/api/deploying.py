@@ -1,0 +1,161 @@
+"""From runs to devices: exports, early exits and predictions of a run."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedhen.api.saved import PathLike
+from fedhen.data import sources
+from fedhen.data.dataset import Data
+from fedhen.data.digests import compute_digest
+from fedhen.data.inputs import take
+from fedhen.data.storage import data_root
+from fedhen.deploy.capture import Flat
+from fedhen.deploy.cascade import cut, run_stages
+from fedhen.deploy.check import make_reference
+from fedhen.deploy.confidence import CONFIDENCES, confidence_of
+from fedhen.deploy.exits import DEFAULT, study_exits
+from fedhen.deploy.export import export_models
+from fedhen.deploy.runtime import Answer, Arrays
+from fedhen.deploy.source import Normalise, Source, TierModel
+from fedhen.deploy.split import count_stages
+from fedhen.errors import FedhenError, unknown_name
+from fedhen.experiment.saved_models import open_models
+from fedhen.models.family import Family
+from fedhen.models.model_files import build_ready_module
+from fedhen.models.registry import make_family
+from fedhen.tasks import Task
+from fedhen.tasks.registry import make_task
+
+if TYPE_CHECKING:
+    from fedhen.deploy.manifest import ExitStudy, Manifest
+
+
+def export(
+    run: PathLike,
+    out: PathLike | None = None,
+    *,
+    to: str = "onnx",
+    tier: str | None = None,
+    of: str = "server",
+    at: str = "last",
+    int8: bool = False,
+    threshold: float | str | None = None,
+    tolerance: float = 1.0,
+    force: bool = False,
+    family: Family | None = None,
+    data: Data | None = None,
+    task: Task | None = None,
+    data_dir: PathLike | None = None,
+) -> Manifest:
+    """Exports a run's models to files that devices run, each compared with the model in its runtime before it is named.
+
+    Args:
+        run: A run folder.
+        out: Where to write, by default `export` in the run folder, `export-executorch` for ExecuTorch.
+        to: "onnx" or "executorch".
+        tier: The only tier to export. By default all are.
+        of: "server", or "devices" for the average of all devices' last models.
+        at: "last", or "best" for the round in which each model was best.
+        int8: Whether to write int8 files beside those in float.
+        threshold: The cascade's: a number from 0 to 1, "never", or "auto". By default 0.9.
+        tolerance: How many points an int8 file may score below the model.
+        force: Whether to replace the export that is in `out`.
+        family, data, task: What the run was trained with, if it was passed from Python.
+    """
+    folder = Path(run)
+    source = make_source(folder, of, at, family=family, data=data, task=task, data_dir=data_dir)
+    place = Path(out) if out is not None else folder / ("export" if to == "onnx" else f"export-{to}")
+    return export_models(
+        source, place, to=to, tier=tier, int8=int8, threshold=threshold, tolerance=tolerance, force=force
+    )
+
+
+def study(
+    run: PathLike,
+    of: str = "server",
+    *,
+    family: Family | None = None,
+    data: Data | None = None,
+    task: Task | None = None,
+    data_dir: PathLike | None = None,
+) -> ExitStudy:
+    """Studies the early exits of a run's last tier. Raises a FedhenError if no cascade can be made of it."""
+    source = make_source(Path(run), of, family=family, data=data, task=task, data_dir=data_dir)
+    model = source.models[-1]
+    if not source.has_test or source.targets is None:
+        raise FedhenError("there is no test data to study the exits on")
+    confidence = confidence_of(source.task.name)
+    captured, stages = cut(model.module, source.sample, source.prepare)
+    operations = dict(zip(model.exits, count_stages(stages, captured), strict=True))
+    return study_exits(source.task, make_reference(model, source).outputs, source.targets, operations, confidence)
+
+
+def predict_source(source: Source, arrays: Arrays, tier: str | None, threshold: float | None) -> Answer:
+    """Predicts raw inputs in torch. Without a tier, deeper stages run only on the examples that are not sure."""
+    tensors = [torch.from_numpy(array) for array in arrays.values()]
+    known = [model.tier for model in source.models]
+    if tier is not None and tier not in known:
+        raise unknown_name("tier", tier, known)
+    model = source.models[known.index(tier) if tier is not None else -1]
+    if threshold is not None or (tier is None and len(model.exits) > 1 and source.task.name in CONFIDENCES):
+        try:
+            captured, stages = cut(model.module, source.sample, source.prepare)
+        except FedhenError:
+            if threshold is not None:
+                raise
+        else:
+            values = dict(zip(captured.inputs, tensors, strict=True))
+            confidence = confidence_of(source.task.name)
+            output, exits = run_stages(stages, values, DEFAULT if threshold is None else threshold, confidence)
+            return Answer(output.numpy(), [model.exits[place] for place in exits.tolist()])
+    with torch.no_grad():
+        output = Flat(model.module, source.prepare, source.sample)(*tensors)[-1]
+    return Answer(output.numpy(), [model.exits[-1]] * len(output))
+
+
+def make_source(
+    folder: Path,
+    of: str = "server",
+    at: str = "last",
+    *,
+    family: Family | None = None,
+    data: Data | None = None,
+    task: Task | None = None,
+    data_dir: PathLike | None = None,
+) -> Source:
+    """Reads what is exported from a run folder: the models of all tiers, and the data that files are checked on."""
+    found = open_models(folder)
+    if found.unfinished:
+        warnings.warn(found.unfinished, stacklevel=2)
+    config = found.config
+    data = data or sources.load_data(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
+    models, rounds, classes = [], {}, tuple[str, ...]()
+    for tier in config.tiers:
+        saved = found.read(tier, of, at)
+        rounds[tier], classes = saved.round, saved.card.data.class_names if saved.card.data else ()
+        if family is None:
+            saved.check_size()
+            family = make_family(config, saved.inputs, saved.classes)
+        held = tuple(name for name in family.exits(tier) if name in saved.exits)
+        module = build_ready_module(family, tier, saved.weights, saved.exits)
+        models.append(TierModel(tier, module, held, compute_digest([*saved.weights.values()])))
+    normalisation = data.normalisation
+    described = {} if normalisation is None else {"mean": normalisation.mean, "std": normalisation.std}
+    about = {"recipe": config.recipe, "method": config.method, "seed": config.seed, "rounds": rounds}
+    return Source(
+        models,
+        task or make_task(config.task),
+        sample=take(data.x, slice(2)),
+        test=data.x_test if len(data.y_test) else None,
+        targets=data.y_test if len(data.y_test) else None,
+        training=data.x,
+        prepare=None if normalisation is None else Normalise(normalisation),
+        normalisation=described,
+        classes=classes,
+        run={**about, "models": of},
+    )

@@ -1,0 +1,59 @@
+"""Settings as keyword arguments of `fedhen.train` and `fedhen.run`, for editors and type checkers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from fedhen.config.settings import (
+    CheckpointConfig,
+    DataConfig,
+    DevicesConfig,
+    EvaluationConfig,
+    FleetConfig,
+    LocalConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    RuntimeConfig,
+    ServerConfig,
+    SplitConfig,
+    StopConfig,
+    TrainingConfig,
+)
+
+Table = Mapping[str, Any]
+"""Settings of a section by name."""
+
+
+class Settings(TypedDict, total=False):
+    """Settings of the configuration. A section is a table, which changes what it names, or the whole section."""
+
+    recipe: str
+    seed: int
+    rounds: int
+    split: SplitConfig | Table
+    devices: DevicesConfig | Table
+    tiers: Mapping[str, float] | Sequence[str]
+    """Shares of the devices, counts of them, or the tier of each device."""
+    model: ModelConfig | Table
+    objective: ObjectiveConfig | Table
+    training: TrainingConfig | Table
+    local: LocalConfig | Table
+    server: ServerConfig | Table
+    evaluation: EvaluationConfig | Table
+    runtime: RuntimeConfig | Table
+    checkpoint: CheckpointConfig | Table
+    fleet: FleetConfig | Table
+    stop: StopConfig | Table
+    targets: Mapping[str, Sequence[float]]
+    out: str | os.PathLike[str] | None
+    """The old name of `run_dir`."""
+    force: bool
+    """The old name of `overwrite`."""
+
+
+class TrainSettings(Settings, total=False):
+    """The settings of `fedhen.train`, whose data is another argument."""
+
+    data: DataConfig | Table

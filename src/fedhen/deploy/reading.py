@@ -1,0 +1,105 @@
+"""Reads what models predict: images, folders of images, .npy and .npz files, and text. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedhen.deploy.manifest import LARGEST_SIDE, InputRecord
+from fedhen.errors import DataError, one_line
+
+IMAGES = (".png", ".jpg", ".jpeg")
+MODES = {1: "L", 3: "RGB"}
+"""Channels -> Pillow's mode."""
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples to predict, each with a name to show."""
+
+    arrays: dict[str, Array]
+    names: list[str]
+    lengths: list[int] | None = None
+    """Of texts: the characters that a row begins with."""
+
+
+def read_batch(given: Sequence[str], records: Sequence[InputRecord], classes: Sequence[str]) -> Batch:
+    """Reads files, folders or texts as a model's inputs. Raises a DataError that names what cannot be read."""
+    paths = [Path(each) for each in given]
+    if len(paths) == 1 and paths[0].suffix in (".npy", ".npz"):
+        return _read_arrays(paths[0], records)
+    if len(records) > 1:
+        raise DataError(f"the model takes {', '.join(r.name for r in records)}: give one .npz file with these arrays")
+    record = records[0]
+    if classes and all(len(name) == 1 for name in classes) and len(record.shape) == 1 and record.type == "int64":
+        return _read_texts(given, record, classes)
+    files = [file for path in paths for file in (_list_images(path) if path.is_dir() else [path])]
+    return Batch({record.name: np.stack([_read_image(file, record) for file in files])}, [str(file) for file in files])
+
+
+def _read_arrays(path: Path, records: Sequence[InputRecord]) -> Batch:
+    try:
+        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+        if path.suffix == ".npy":
+            arrays = {records[0].name: loaded}
+        else:
+            with loaded:
+                only = len(loaded.files) == len(records) == 1
+                wanted = loaded.files if only else [r.name for r in records if r.name in loaded.files]
+                found = [loaded[name] for name in wanted]
+            arrays = dict(zip([records[0].name] if only else wanted, found, strict=True))
+    except Exception as error:  # numpy answers damaged files with nearly anything
+        raise DataError(f"{path} cannot be read: {one_line(str(error))[:200]}") from None
+    number = len(next(iter(arrays.values()))) if arrays and next(iter(arrays.values())).ndim else 0
+    return Batch(arrays, [f"{path.name}[{place}]" for place in range(number)])
+
+
+def _list_images(folder: Path) -> list[Path]:
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGES)
+    if not files:
+        raise DataError(f"{folder} contains no {', '.join(IMAGES)} image")
+    return files
+
+
+def _read_image(path: Path, record: InputRecord) -> Array:
+    if record.type != "uint8" or len(record.shape) != 3 or record.shape[0] not in MODES:
+        raise DataError(f"{path}: the model takes {record.type} of shape {record.shape}: give an .npy file")
+    if path.suffix.lower() not in IMAGES:
+        raise DataError(f"{path} is not one of {', '.join(IMAGES)}, .npy, .npz or a folder")
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError("images need Pillow: pip install 'fedhen[images]'") from None
+    channels, height, width = record.shape
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as image:
+            if max(image.size) <= LARGEST_SIDE and image.size == (width, height):
+                pixels = np.asarray(image.convert(MODES[channels]), np.uint8)
+                return pixels.reshape(height, width, channels).transpose(2, 0, 1)
+            size = image.size
+    except Exception as error:  # decoders answer damaged files with nearly anything
+        reason = getattr(error, "strerror", None) or one_line(str(error))[:200]
+        raise DataError(f"{path} cannot be read: {reason}") from None
+    raise DataError(f"{path} is {size[0]}×{size[1]} pixels, and the model takes {width}×{height}: resize it")
+
+
+def _read_texts(given: Sequence[str], record: InputRecord, classes: Sequence[str]) -> Batch:
+    codes, context = {name: place for place, name in enumerate(classes)}, record.shape[0]
+    rows, lengths = [], []
+    for each in given:
+        path = Path(each)
+        text = path.read_text(encoding="utf-8") if path.suffix == ".txt" and path.is_file() else each
+        if unknown := next((c for c in text if c not in codes), ""):
+            raise DataError(f"the model does not know the character {unknown!r}: it was not in the training text")
+        if not text:
+            raise DataError("the text is empty")
+        # What follows the text does not matter: no position sees those after it.
+        row = [codes[character] for character in text[-context:]]
+        lengths.append(len(row))
+        rows.append(row + [0] * (context - len(row)))
+    return Batch({record.name: np.array(rows, np.int64)}, [repr(text[-20:]) for text in given], lengths)
