@@ -154,7 +154,7 @@ def test_wrong_input_gets_one_line_exit_code_2_and_leaves_nothing(
         ("recipe=a\x1b[31mred", r"'a\x1b[31mred' cannot be a name here: use letters"),
         ("model.initial=\x1b]0;x\x07", "?]0;x? does not exist: name a safetensors file"),
         ("training.lr=\u202e1", "training.lr must be a number, found a string"),
-        ("\x00=1", "unknown setting"),
+        ("\x00=1", "an argument contains a null character"),
         ("training.lr=" + "9" * 100_000, "training.lr must be a number, found a string '999"),
         ("data.name=" + "a" * 100_000, "unknown data set 'aaa"),
         ("a" * 100_000 + "=1", "unknown setting 'aaa"),
