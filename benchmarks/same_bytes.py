@@ -73,13 +73,12 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 def differences(before: Path, after: Path) -> list[str]:
-    """What differs between the folders of two runs."""
+    """What differs between the folders of two runs. Models that only the newer one writes are not compared."""
     before, after = (next(folder.rglob("rounds.jsonl")).parent for folder in (before, after))
     found = [] if (before / "rounds.jsonl").read_bytes() == (after / "rounds.jsonl").read_bytes() else ["rounds.jsonl"]
-    names = sorted({path.name for folder in (before, after) for path in (folder / "models").iterdir()})
-    for name in names:
-        one, other = (folder / "models" / name for folder in (before, after))
-        if not (one.is_file() and other.is_file()):
+    for one in sorted((before / "models").iterdir()):
+        name, other = one.name, after / "models" / one.name
+        if not other.is_file():
             found.append(f"{name} is missing")
             continue
         a, b = load_file(one), load_file(other)
