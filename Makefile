@@ -21,7 +21,7 @@ test: .venv/ready
 
 # ExecuTorch needs one torch exactly, and brings many packages.
 executorch: .venv-executorch/ready
-	.venv-executorch/bin/python -m pytest tests/integration/test_export_executorch.py
+	.venv-executorch/bin/python -m pytest -n 2 --dist loadgroup tests/integration/test_export_executorch.py
 
 check: .venv/ready
 	$(BIN)/ruff format --check .
@@ -59,5 +59,5 @@ clean:
 .venv-executorch/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-executorch
 	.venv-executorch/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[executorch]' pytest hypothesis
+		--editable '.[executorch]' pytest pytest-xdist hypothesis
 	@touch $@

@@ -21,6 +21,7 @@ from support.tiny import TINY_OPTIONS
 
 pytest.importorskip("executorch", reason="ExecuTorch is not installed here: make executorch")
 pytestmark = [pytest.mark.executorch, pytest.mark.slow]
+of_one_run = pytest.mark.xdist_group("the run and its files")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@of_one_run
 def test_methods_answer_raw_pixels_as_the_trained_module_does(run: Path) -> None:
     export = open_export(run / "export-executorch")
     assert [file.name for file in export.manifest.files] == [
@@ -53,6 +55,7 @@ def test_methods_answer_raw_pixels_as_the_trained_module_does(run: Path) -> None
         np.testing.assert_allclose(last, high[place : place + 1].numpy(), rtol=1e-4, atol=1e-5)
 
 
+@of_one_run
 def test_a_flipped_byte_is_found_before_the_runtime_sees_it(run: Path, tmp_path: Path) -> None:
     export = open_export(run / "export-executorch")
     path = export.folder / "simple.pte"
@@ -69,6 +72,7 @@ def test_a_flipped_byte_is_found_before_the_runtime_sees_it(run: Path, tmp_path:
         export.predict(np.zeros((1, 1, 8, 8), np.float32), tier="simple")
 
 
+@of_one_run
 def test_the_same_run_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:
     fedhen.export(run, tmp_path / "again", to="executorch", tier="simple", int8=True, tolerance=5)
     for name in ("simple.pte", "simple-int8.pte"):
