@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fedhen.algorithm.averaging import Averaging
 from fedhen.algorithm.local_variants import LocalVariant
 from fedhen.algorithm.server_optimizers import NO_MOMENTS, TAKE_AVERAGE, ServerOptimizer
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import ServerConfig
 from fedhen.distributed.communicator import ALONE, Ranks
-from fedhen.params import Average, TierModels, Weights, overlay, select, shapes_of
+from fedhen.params import Average, TierModels, overlay, select, shapes_of
 
 Pools = Callable[[Sequence[str]], list[tuple[str, ...]]]
 """Which tiers are averaged together.
@@ -52,7 +52,7 @@ def merge(
     server: TierModels,
     updates: Sequence[Update],
     pools: Pools,
-    rule: ServerConfig,
+    averaging: Averaging,
     optimizer: ServerOptimizer = TAKE_AVERAGE,
     moments: TierModels = NO_MOMENTS,
     *,
@@ -70,19 +70,12 @@ def merge(
         average = Average(shapes_of(before))
         for update in updates:
             if update.tier in pool:
-                weight = update.samples if rule.weighting == "samples" else 1.0
-                average.add(select_contribution(update, rule), weight, update.rows)
-        models, next_moments = optimizer.apply(before, ranks.combine(average), before_moments)
+                average.add(*averaging.enter(update))
+        average = averaging.finish(ranks.combine(average), before, pool)
+        models, next_moments = optimizer.apply(before, average, before_moments)
         after.models.update({tier: select(models, shapes_of(server[tier])) for tier in pool})
         after.moments.update({t: select(next_moments, shapes_of(moments[t])) for t in pool if t in moments})
     return Merged(*({tier: part[tier] for tier in server if tier in part} for part in after))
-
-
-def select_contribution(update: Update, rule: ServerConfig) -> Weights:
-    """Returns the weights of an update that count in the average."""
-    if rule.untrained_weights == "average":
-        return update.weights
-    return {name: tensor for name, tensor in update.weights.items() if name in update.trained}
 
 
 @dataclass(frozen=True)

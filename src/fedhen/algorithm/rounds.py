@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple, Protocol
 
+from fedhen.algorithm.averaging import BeginAveraging
 from fedhen.algorithm.failures import FailureWatch
 from fedhen.algorithm.local_variants import PLAIN, LocalVariant
 from fedhen.algorithm.merging import Memories, merge
@@ -16,7 +17,6 @@ from fedhen.algorithm.methods import Method
 from fedhen.algorithm.sampling import NO_LOSSES, Activate
 from fedhen.algorithm.server_optimizers import NO_MOMENTS, TAKE_AVERAGE, ServerOptimizer
 from fedhen.algorithm.updates import Failure, Reply, Update
-from fedhen.config.settings import ServerConfig
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.params import TierModels, is_finite
 
@@ -95,7 +95,8 @@ class Rules:
 
     method: Method
     activate: Activate
-    server: ServerConfig
+    averaging: BeginAveraging
+    """How a round's updates are averaged."""
     local: LocalVariant = PLAIN
     optimizer: ServerOptimizer = TAKE_AVERAGE
     """What the server makes of the average."""
@@ -118,7 +119,7 @@ def play_rounds(
         server: The models to start from, by tier.
         memories: The mean of the devices' memories to start from.
         devices: The engine that trains the devices.
-        rules: The method, the sampler, and the settings of the server.
+        rules: The method, the sampler, and how the server averages.
         numbers: The rounds to play, in rising order.
         losses: Device -> the loss that it reported last, if earlier rounds were played.
         moments: The moments of the server's optimiser to start from, if it has any.
@@ -138,7 +139,8 @@ def play_rounds(
         active = ranks.first(partial(rules.activate, number, losses))
         sent = Sent(memories.starting_models(server, rules.local), memories.mean)
         result = sort_replies(devices.train(number, sent, active), ranks)
-        server, moments = merge(server, result.updates, pools, rules.server, rules.optimizer, moments, ranks=ranks)
+        averaging = rules.averaging(number, sent.models, result.updates)
+        server, moments = merge(server, result.updates, pools, averaging, rules.optimizer, moments, ranks=ranks)
         memories = memories.update(result.updates, pools, rules.local, ranks=ranks)
         losses.update(result.losses)
         watch.observe(number, active, result.losses, result.failed, result.late)

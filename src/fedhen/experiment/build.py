@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhen.algorithm.averaging import begin_by_holder
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.methods import Method, load_method
 from fedhen.algorithm.sampling import Activate, make_sampler
@@ -206,6 +207,7 @@ def start_experiment(
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,
+        averaging=begin_by_holder(config.server),
         optimizer=optimizer,
         moments=optimizer.start(server, {t: holding.learned for t, holding in population.holdings.items()}),
         memory=memory,

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from fedhen import seeds
+from fedhen.algorithm.averaging import BeginAveraging
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.rounds import Round, Rules, play_rounds
 from fedhen.algorithm.sampling import Activate
@@ -43,6 +44,8 @@ class Experiment:
     server: TierModels
     memories: Memories
     last_models: ReportedModels
+    averaging: BeginAveraging
+    """How a round's updates are averaged."""
     optimizer: ServerOptimizer = TAKE_AVERAGE
     """Of the server."""
     moments: TierModels = field(default_factory=dict)
@@ -84,7 +87,7 @@ class Experiment:
         rules = Rules(
             self.population.method,
             self.choose_active,
-            self.config.server,
+            self.averaging,
             self.population.local,
             self.optimizer,
             self.ranks,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedhen.algorithm import merging
+from fedhen.algorithm.averaging import ByHolder
 from fedhen.algorithm.merging import Pools, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.updates import Update
 from fedhen.config.settings import ServerConfig
@@ -33,7 +34,7 @@ def server() -> TierModels:
 
 
 def merge(before: TierModels, updates: list[Update], pools: Pools, rule: ServerConfig) -> TierModels:
-    return merging.merge(before, updates, pools, rule).models
+    return merging.merge(before, updates, pools, ByHolder(rule)).models
 
 
 SIMPLE = [update(0, "simple", a=1.0), update(1, "simple", a=3.0, samples=3)]

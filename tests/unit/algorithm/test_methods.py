@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import fedhen
+from fedhen.algorithm.averaging import ByHolder
 from fedhen.algorithm.methods import METHODS, Method
 from fedhen.algorithm.objectives import sum_of_exits
 from fedhen.algorithm.sampling import make_sampler
@@ -154,10 +155,10 @@ def test_a_width_nest_is_averaged_element_by_element() -> None:
         Update(0, "half", {"w": torch.tensor([[2.0, 4.0]])}, frozenset("w"), 1, 0.0),
         Update(1, "full", {"w": torch.tensor([[6.0, 8.0], [10.0, 12.0]])}, frozenset("w"), 1, 0.0),
     ]
-    after = merge(server, updates, share_common_weights, ServerConfig()).models
+    after = merge(server, updates, share_common_weights, ByHolder(ServerConfig())).models
     assert after["full"]["w"].tolist() == [[4.0, 6.0], [10.0, 12.0]]
     assert after["half"]["w"].tolist() == [[4.0, 6.0]]
-    only_half = merge(server, updates[:1], share_common_weights, ServerConfig()).models
+    only_half = merge(server, updates[:1], share_common_weights, ByHolder(ServerConfig())).models
     assert only_half["full"]["w"].tolist() == [[2.0, 4.0], [1.0, 1.0]], "what nobody holds keeps its value"
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedhen.algorithm import merging
+from fedhen.algorithm.averaging import ByHolder
 from fedhen.algorithm.merging import Merged, Pools, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.server_optimizers import make_server_optimizer
 from fedhen.algorithm.updates import Update
@@ -26,7 +27,7 @@ def start(server: TierModels, rule: ServerConfig, learned: str) -> Merged:
 
 
 def merge(before: Merged, updates: list[Update], rule: ServerConfig, pools: Pools = share_common_weights) -> Merged:
-    return merging.merge(before.models, updates, pools, rule, make_server_optimizer(rule), before.moments)
+    return merging.merge(before.models, updates, pools, ByHolder(rule), make_server_optimizer(rule), before.moments)
 
 
 def one_weight(rule: ServerConfig, averages: list[float]) -> list[float]:
