@@ -9,27 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedhen.config.optimizer_settings import check_optimizers
+from fedhen.config.setting import setting
 from fedhen.errors import ConfigError, unknown_name
 
 ACCELERATORS = ("auto", "cpu", "cuda")
 OWN = "python"
 """The name of a model family or of data that was passed from Python."""
-
-
-def setting(
-    default: Any,
-    doc: str,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-) -> Any:
-    """Returns a dataclass field for a setting: its default, its meaning (`doc`) and its bounds."""
-    metadata = {"doc": doc, "least": least, "above": above, "most": most, "below": below}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
