@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhen.data.dataset import FederatedData
+from fedhen.data.dataset import FederatedData, Index
 from fedhen.data.inputs import (
     Inputs,
     concatenate,
@@ -71,10 +71,13 @@ def read_devices(
     ends = np.cumsum([len(y) for _, y, *_ in parts])
     shards = [np.arange(end - len(y), end, dtype=np.int64) for end, (_, y, *_) in zip(ends, parts, strict=True)]
     tests = [part[2:] for part in parts if len(part) == 4]
+    test_shards: list[Index] = []
     if tests and x_test is None:
+        sizes = [len(part[3]) if len(part) == 4 else 0 for part in parts]
+        test_shards = [np.arange(end - n, end, dtype=np.int64) for end, n in zip(np.cumsum(sizes), sizes, strict=True)]
         x_test, y_test = concatenate([test[0] for test in tests]), torch.cat([test[1] for test in tests])
     x, y = concatenate([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-    return read_arrays(x, y, x_test, y_test, classes, class_names, normalisation).split(shards)
+    return read_arrays(x, y, x_test, y_test, classes, class_names, normalisation).split(shards, test_shards)
 
 
 def _check_same_form(kind: str, by_device: Mapping[int, Inputs]) -> None:

@@ -44,6 +44,8 @@ class FederatedData:
     classes: int
     """The number of classes, if targets are the class of each example; else 0."""
     shards: tuple[Index, ...] = ()
+    test_shards: tuple[Index, ...] = ()
+    """The test examples of each device, if devices have test data; a device may have none."""
     normalisation: Normalisation | None = None
     dtype: torch.dtype = torch.float32
     """The type of normalised inputs."""
@@ -70,6 +72,8 @@ class FederatedData:
                 f"training targets have shape {tuple(self.y.shape[1:])}, test targets {tuple(self.y_test.shape[1:])}: "
                 "they must agree"
             )
+        if self.test_shards and len(self.test_shards) != len(self.shards):
+            raise DataError(f"test data of {len(self.test_shards)} devices, training data of {len(self.shards)}")
         for device, shard in enumerate(self.shards):
             if not len(shard):
                 raise DataError(f"device {device} has no data: give it examples, or remove it")
@@ -261,9 +265,9 @@ class FederatedData:
         shards = [places[shard][places[shard] >= 0] for shard in self.shards]
         return replace(self, x=take(self.x, index), y=self.y[index], shards=tuple(shards))
 
-    def split(self, shards: Sequence[Index]) -> FederatedData:
-        """Returns the same data with these shards."""
-        return replace(self, shards=tuple(shards))
+    def split(self, shards: Sequence[Index], test_shards: Sequence[Index] = ()) -> FederatedData:
+        """Returns the same data with these shards of the training data and, if devices have any, of the test data."""
+        return replace(self, shards=tuple(shards), test_shards=tuple(test_shards))
 
 
 # The old names.

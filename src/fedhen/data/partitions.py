@@ -102,8 +102,35 @@ def hold_out(data: Data, share: float, seed: int) -> tuple[Data, Data | None]:
     index = torch.from_numpy(np.flatnonzero(held)).to(data.device)
     # Its training examples are only a sample for trials of models.
     sample = {"x": take(data.x, slice(2)), "y": data.y[:2]}
-    validation = replace(data, **sample, x_test=take(data.x, index), y_test=data.y[index], shards=())
+    validation = replace(data, **sample, x_test=take(data.x, index), y_test=data.y[index], shards=(), test_shards=())
     return data.keep(torch.from_numpy(np.flatnonzero(~held)).to(data.device)), validation
+
+
+def deal_tests(data: Data, seed: int) -> list[Index]:
+    """Deals the test data to the devices: to each in the class mix of its training data, every example once.
+
+    A device is owed n_c·(its share of the training examples of class c) of the n_c test examples of a class. It gets
+    the whole part; what is left of a class goes to the devices that are owed most over all classes so far, so that
+    their numbers of examples stay in proportion too. Data without classes counts as one class.
+    """
+    rng, devices = seeds.stream(seed, "split of the test data"), len(data.shards)
+    train, test = (y.cpu().numpy() if data.classes else np.zeros(len(y), np.int64) for y in (data.y, data.y_test))
+    held = np.stack([np.bincount(train[shard], minlength=max(data.classes, 1)) for shard in data.shards])
+    hands: list[list[int]] = [[] for _ in range(devices)]
+    owed = np.zeros(devices)
+    for c in np.unique(test):
+        pile = rng.permutation(np.flatnonzero(test == c))
+        # A class that nobody trains on is dealt by the devices' sizes.
+        counts = held[:, c] if held[:, c].any() else held.sum(1)
+        due = len(pile) * counts / counts.sum()
+        number = np.floor(due).astype(np.int64)
+        owed += due - number
+        first = np.lexsort((rng.random(devices), -owed, counts == 0))[: len(pile) - number.sum()]
+        number[first] += 1
+        owed[first] -= 1
+        for hand, part in zip(hands, np.split(pile, np.cumsum(number)[:-1]), strict=True):
+            hand.extend(part)
+    return _sorted(hands)
 
 
 def deal(data: Data, split: SplitConfig, devices: int, seed: int) -> list[Index]:

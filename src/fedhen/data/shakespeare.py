@@ -50,9 +50,9 @@ def load_shakespeare(root: Path, roles: int, context: int) -> Data:
     texts = read_shakespeare(root / files.folder / next(iter(files.train)), roles, context)
     group = [min(place % 8, 7 - place % 8) for place in range(roles)]
     order = sorted(range(roles), key=lambda role: (group[role], role))
-    shards = tuple(texts.shards[role] for role in order)
+    shards, test_shards = (tuple(own[role] for role in order) for own in (texts.shards, texts.test_shards))
     about = DataSpec((InputSpec(alphabet=texts.vocabulary, padding=0),), tuple(texts.vocabulary), "next character")
-    return Data(texts.x, texts.y, texts.x_test, texts.y_test, 0, shards, about=about)
+    return Data(texts.x, texts.y, texts.x_test, texts.y_test, 0, shards, test_shards, about=about)
 
 
 def read_shakespeare(path: Path, devices: int, context: int) -> RoleTexts:

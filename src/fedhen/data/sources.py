@@ -103,7 +103,8 @@ def select_examples(data: Data, config: DataConfig, seed: int) -> Data:
         first = slice(config.limit)
         data = replace(data, source=data.source and digest_text(f"first {config.limit} of {data.source}"))
         data = data.keep(torch.arange(len(data.y))[first])
-        data = replace(data, x_test=take(data.x_test, first), y_test=data.y_test[first])
+        tests = tuple(shard[shard < config.limit] for shard in data.test_shards)
+        data = replace(data, x_test=take(data.x_test, first), y_test=data.y_test[first], test_shards=tests)
     if config.fraction < 1:
         data = replace(data, source=name_data_set(data))
         kept = max(1, round(config.fraction * len(data.y)))

@@ -72,7 +72,10 @@ def _make_data(
     is_row = isinstance(x, torch.Tensor) and all(columns[name].ndim == 1 for name in used)
     about = DataSpec((InputSpec(columns=tuple(used) if is_row else ()),), tuple(map(str, words)), target, unit)
     data = replace(data, about=about)
-    return data if not by else data.split(_split_rows(columns[by], owners, rows))
+    if not by:
+        return data
+    own = [np.flatnonzero(owners[held] == d) for d in range(int(owners.max()) + 1)] if test is None else []
+    return data.split(_split_rows(columns[by], owners, rows), own)
 
 
 def _split_rows(names: Array, owners: Index, rows: Index) -> list[Index]:
