@@ -14,6 +14,7 @@ LAYERS = [
     *(
         "fileio",
         "config",
+        "profiles",
         "distributed",
         "hardware",
         "runs",
