@@ -23,8 +23,8 @@ LAYERS = [
         "tasks",
         "models",
         "algorithm",
-        "privacy",
         "devices",
+        "privacy",
     ),
     *("engines", "experiment", "deploy", "reports", "benchmark", "fleet", "api", "cli"),
 ]

@@ -10,14 +10,41 @@ from fedhen.config.setting import setting
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """How much a single device can change the model."""
+    """How much a single device can change the model, and how much the model can tell of it."""
 
-    mechanism: Literal["none", "bounded"] = setting(
-        "none", "bounded: the change of each device, over all weights that it holds, is shortened to the bound"
+    mechanism: Literal["none", "bounded", "central"] = setting(
+        "none",
+        "bounded: the change of each device, over all weights that it holds, is shortened to the bound; "
+        "central: differential privacy, the server also adds noise to every weight",
     )
     bound: float = setting(
         0.0, "S, largest norm of a device's change; 0: the median of the round's norms, for `bounded` only", least=0
     )
+    noise: float = setting(
+        0.0, "central: z, the deviation of the noise in units of the bound; 0: none, and no promise", least=0
+    )
+    delta: float = setting(0.0, "central: δ of the promise; 0: 1 / devices^1.1", least=0, below=1)
+    budget: float = setting(
+        0.0,
+        "central: ε at which the run stops, before the round that would pass it; 0: none; it may change on resume",
+        least=0,
+    )
+    accountant: Literal["rdp", "pld"] = setting(
+        "rdp",
+        "central: how ε is computed with sampling at random; rdp: a simple upper bound; pld: tight and slower, "
+        "needs fedhen[dp]",
+    )
+    separation: int = setting(
+        1, "central: b, a device takes part at most once in any b rounds in a row; above 1 the noise is banded", least=1
+    )
+    within: float = setting(
+        0.0,
+        "central: the bound follows the norms, so that this share of the changes is within it (Andrew et al. 2019); "
+        "0: the bound stays as it is",
+        least=0,
+        below=1,
+    )
+    within_rate: float = setting(0.2, "how fast the bound follows", above=0)
 
 
 @dataclass(frozen=True)

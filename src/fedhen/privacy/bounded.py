@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ def learned_part(change: Weights, update: Update) -> Weights:
     return {name: tensor for name, tensor in change.items() if update.weights[name].is_floating_point()}
 
 
-@dataclass
+@dataclass(kw_only=True)
 class BoundedUpdates(Mechanism):
     """Shortens every change to a fixed norm, or to the median of the norms of the round."""
 
@@ -69,5 +69,5 @@ class BoundedUpdates(Mechanism):
         middle = statistics.median_low(found) if found else None
         return 0.0 if middle == math.inf else middle
 
-    def record(self) -> dict[str, Any]:
-        return {} if self.bound is None else {"bound": self.bound}
+    def publish(self, record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {**record, **({} if self.bound is None else {"bound": self.bound})}, {}

@@ -1,19 +1,65 @@
-"""Chooses the mechanism of a run."""
+"""Chooses the mechanism of a run, and who may take part in its rounds."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from fedhen.algorithm.sampling import Activate, make_sampler
 from fedhen.config.settings import Config
+from fedhen.devices.population import Population
 from fedhen.distributed.communicator import ALONE, Ranks
-from fedhen.errors import ConfigError
+from fedhen.params import TierModels, count_bytes
+from fedhen.privacy.accounting import Accountant, default_delta
 from fedhen.privacy.bounded import BoundedUpdates
+from fedhen.privacy.central import CentralPrivacy, noise_shapes
+from fedhen.privacy.ledger import Ledger
 from fedhen.privacy.mechanism import Mechanism
-from fedhen.privacy.refusals import refusals
+from fedhen.privacy.noise import Key, make_seeded_key
+from fedhen.privacy.participation import make_separated_sampler
+from fedhen.privacy.refusals import AT_RANDOM
 
 
-def make_mechanism(config: Config, ranks: Ranks = ALONE) -> Mechanism:
-    """Makes the configured mechanism. Raises a ConfigError if the run cannot keep what it promises."""
-    if found := refusals(config):
-        raise ConfigError(f"privacy.mechanism={config.privacy.mechanism}: {'; '.join(found)}")
+def make_mechanism(
+    population: Population, server: TierModels, ranks: Ranks = ALONE, key: Key | None = None
+) -> Mechanism:
+    """Makes the configured mechanism. By default the key of the noise follows from the seed."""
+    config = population.config
+    if config.privacy.mechanism == "central":
+        privacy, pools = config.privacy, population.method.pools(list(server))
+        return CentralPrivacy(
+            config.server,
+            Ledger((0,), privacy.bound, shapes=noise_shapes(pools, server, bool(privacy.within))),
+            accountant=make_accountant(config),
+            holders=config.tier_sizes(),
+            trained={tier: holding.trained for tier, holding in population.holdings.items()},
+            rate=config.devices.active / config.devices.number,
+            key=key or make_seeded_key(config.seed),
+            within=privacy.within,
+            within_rate=privacy.within_rate,
+            budget=privacy.budget,
+            model_bytes={tier: count_bytes(weights) for tier, weights in server.items()},
+            ranks=ranks,
+        )
     if config.privacy.mechanism == "bounded":
-        return BoundedUpdates(config.server, config.privacy.bound, ranks)
+        return BoundedUpdates(config.server, fixed=config.privacy.bound, ranks=ranks)
     return Mechanism(config.server)
+
+
+def make_accountant(config: Config) -> Accountant:
+    """Returns what computes the ε of a run. Only devices that are drawn at random in every round make it smaller."""
+    privacy, devices = config.privacy, config.devices
+    amplifies = devices.sampling in AT_RANDOM and privacy.separation == 1
+    return Accountant(
+        privacy.noise,
+        privacy.delta or default_delta(devices.number),
+        rate=devices.active / devices.number if amplifies else 1.0,
+        separation=privacy.separation,
+        is_exact=privacy.accountant == "pld",
+    )
+
+
+def choose_sampler(config: Config, tier_of: list[str] | tuple[str, ...]) -> Activate:
+    """Returns the configured sampler, which keeps the separation of a device's rounds."""
+    if config.privacy.separation > 1:
+        return make_separated_sampler(config, tier_of)
+    return make_sampler(config.devices, config.seed, tier_of)

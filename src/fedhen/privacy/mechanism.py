@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from fedhen.algorithm.averaging import Averaging, ByHolder
 from fedhen.algorithm.updates import Update
 from fedhen.config.settings import ServerConfig
 from fedhen.params import TierModels
+from fedhen.privacy.ledger import Ledger
 
 
 @dataclass
@@ -17,11 +18,22 @@ class Mechanism:
     """Averages by holder and adds nothing: the paper's server, and the base of the other mechanisms."""
 
     rule: ServerConfig
+    ledger: Ledger = Ledger()
+    """What is remembered after the last round. It belongs into checkpoints."""
 
     def begin(self, number: int, sent: TierModels, updates: Sequence[Update]) -> Averaging:
         """Returns how a round is averaged. The arguments are those of `BeginAveraging`."""
         return ByHolder(self.rule)
 
-    def record(self) -> dict[str, Any]:
-        """Returns what the record of the last round has beside its other keys."""
-        return {}
+    def publish(self, record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the record of the last round, and what of it only the server may see; empty if there is nothing."""
+        return dict(record), {}
+
+    @property
+    def ending(self) -> str:
+        """Why no further round may be played, or "" if it may."""
+        return ""
+
+    def restore(self, ledger: Ledger) -> None:
+        """Continues from the ledger of a checkpoint."""
+        self.ledger = ledger

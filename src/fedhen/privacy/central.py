@@ -1,0 +1,182 @@
+"""Central differential privacy: a sum of bounded changes, noise on every weight, and denominators that are fixed.
+
+u_i = δ_i · min(1, S / ‖δ_i‖)          one norm over all weights that the device holds
+Y   = Σ u_i + N(0, (zS)²·I)            over the devices that returned; noise on every weight that any device holds
+w'  = received + Y / (q·N_j)           N_j devices hold weight j, whether they are active or not
+
+One device changes the sum by at most S, jointly over all blocks, and all else is fixed. See docs/privacy.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhen.algorithm.averaging import Averaging, ByHolder, Contribution
+from fedhen.algorithm.updates import Update
+from fedhen.config.settings import ServerConfig
+from fedhen.distributed.communicator import ALONE, Ranks
+from fedhen.params import Average, Shapes, TierModels, Weights, overlay, shapes_of
+from fedhen.privacy.accounting import Accountant
+from fedhen.privacy.clipping import compute_norm, find_change
+from fedhen.privacy.mechanism import Mechanism
+from fedhen.privacy.noise import STEPS, Key, band_norm, correlate, draw_normal
+
+WITHIN_NOISE = 2.0
+"""Deviation of the noise on the number of changes within the bound, in units of z. A device changes it by a half."""
+WITHIN = "within"
+"""The pool and the name of that number's noise."""
+
+
+def name_pool(pool: Sequence[str]) -> str:
+    return "+".join(pool)
+
+
+@dataclass(frozen=True)
+class PrivateRound:
+    """Averages one round with noise. Sums are in whole steps, so they are exact in any order."""
+
+    rule: ServerConfig
+    sent: TierModels
+    bound: float
+    norms: Mapping[int, float]
+    """Device -> the norm of its change."""
+    expected: Callable[[tuple[str, ...]], Average]
+    """Pool -> an average whose counts are the denominators q·N_j."""
+    draw: Callable[[str, str, tuple[int, ...]], Tensor]
+    """(pool, weight, shape) -> the noise of this round, in steps."""
+
+    def enter(self, update: Update) -> Contribution:
+        norm = self.norms[update.device]
+        factor = min(1.0, self.bound / norm) * STEPS / self.bound if norm else 0.0
+        change = find_change(ByHolder(self.rule).enter(update), self.sent[update.tier])
+        # Rounded towards 0, which makes no number larger.
+        steps = {n: (t * factor).trunc() if factor else torch.zeros_like(t) for n, t in change.items()}
+        return Contribution(steps)
+
+    def finish(self, average: Average, before: Weights, pool: tuple[str, ...]) -> Average:
+        base = overlay([self.sent[tier] for tier in pool])
+        expected, after = self.expected(pool), Average(shapes_of(base))
+        for name, counts in expected.counts.items():
+            total = self.draw(name_pool(pool), name, tuple(base[name].shape)).to(base[name].device)
+            if name in average.sums:
+                total = total + average.sums[name]
+            change = total * (self.bound / STEPS) / counts
+            after.sums[name] = base[name].double() + change
+            # Where nobody ever contributes, the weight keeps its value.
+            after.counts[name] = (counts > 0).double() if isinstance(counts, Tensor) else 1.0
+        return after
+
+
+@dataclass(kw_only=True)
+class CentralPrivacy(Mechanism):
+    """Bounds every change, adds noise to the sums, and keeps account of the ε that is spent."""
+
+    accountant: Accountant
+    holders: Mapping[str, int]
+    """Tier -> the number of its devices, active or not."""
+    trained: Mapping[str, frozenset[str]]
+    """Tier -> the weights that its devices train."""
+    rate: float
+    """q, the share of the devices that is active in a round on average."""
+    key: Key
+    """Makes the key of a release's noise. It is asked on rank 0 only."""
+    within: float = 0.0
+    """The share of changes that the bound is to contain; 0: the bound is fixed."""
+    within_rate: float = 0.2
+    budget: float = 0.0
+    model_bytes: Mapping[str, int]
+    """Tier -> the bytes of its model."""
+    ranks: Ranks = ALONE
+
+    def __post_init__(self) -> None:
+        self.denominators: dict[tuple[str, ...], Average] = {}
+        self.used_bound = self.ledger.bound
+
+    def begin(self, number: int, sent: TierModels, updates: Sequence[Update]) -> Averaging:
+        by_holder = ByHolder(self.rule)
+        norms = {u.device: compute_norm(find_change(by_holder.enter(u), sent[u.tier])) for u in updates}
+        bound, past = self.ledger.bound, self.ledger.past
+        noise: TierModels = {}
+        release = self.ledger.releases + 1
+        # Every rank adds the same noise.
+        key = bytes.fromhex(self.ranks.first(lambda: self.key(release).hex()))
+
+        def draw(pool: str, name: str, shape: tuple[int, ...]) -> Tensor:
+            scale = self.noise_of(pool) * band_norm(self.accountant.separation) * STEPS
+            fresh = draw_normal(key, f"{pool}/{name}", shape) * scale
+            noise.setdefault(pool, {})[name] = made = correlate(fresh, [each[pool][name] for each in past])
+            return made
+
+        next_bound = self.adapt_bound(norms, bound, draw) if self.within else bound
+        kept = (noise, *past)[: self.accountant.separation - 1]
+        self.ledger = replace(self.ledger, streams=self.count_release(), bound=next_bound, past=kept)
+        self.used_bound = bound
+        return PrivateRound(self.rule, sent, bound, norms, lambda pool: self.find_denominators(pool, sent), draw)
+
+    def count_release(self) -> tuple[int, ...]:
+        """Returns the streams with one more release. It counts before the noisy sum is made."""
+        *earlier, current = self.ledger.streams
+        return (*earlier, current + 1)
+
+    def noise_of(self, pool: str) -> float:
+        """Returns the multiplier of a noise. What the number of changes within the bound costs, the weights pay.
+
+        One query with z⁻² = z_Δ⁻² + (2σ_b)⁻², and σ_b = 2z (Andrew et al. 2019, Theorem 1).
+        """
+        z = self.accountant.noise
+        if pool == WITHIN:
+            return WITHIN_NOISE * z
+        return z / math.sqrt(1 - (2 * WITHIN_NOISE) ** -2) if self.within else z
+
+    def adapt_bound(self, norms: Mapping[int, float], bound: float, draw: Callable[..., Tensor]) -> float:
+        """Returns S·exp(-η·(b - γ)), b being the noisy share of the changes within the bound."""
+        halves = self.ranks.gather([0.5 if norm <= bound else -0.5 for norm in norms.values()])
+        noisy = sum(sum(own) for own in halves) + float(draw(WITHIN, WITHIN, (1,))) / STEPS
+        share = noisy / (self.rate * sum(self.holders.values())) + 0.5
+        # A noisy share may be far outside of [0, 1].
+        return bound * math.exp(-self.within_rate * (min(max(share, 0.0), 1.0) - self.within))
+
+    def find_denominators(self, pool: tuple[str, ...], sent: TierModels) -> Average:
+        """Returns an average whose counts are q·N_j. They are the same in every round."""
+        if pool not in self.denominators:
+            expected = Average(shapes_of(overlay([sent[tier] for tier in pool])))
+            for tier in pool:
+                skips = self.rule.untrained_weights == "skip"
+                names = [name for name in sent[tier] if not skips or name in self.trained[tier]]
+                ones = {name: torch.ones_like(sent[tier][name]) for name in names}
+                expected.add(ones, self.rate * self.holders[tier])
+            self.denominators[pool] = expected
+        return self.denominators[pool]
+
+    @property
+    def epsilon(self) -> float:
+        """What has been spent."""
+        return self.accountant.epsilon(self.ledger.streams)
+
+    @property
+    def ending(self) -> str:
+        after = self.accountant.epsilon(self.count_release())
+        return f"privacy.budget={self.budget:g}: another round would cost ε = {after:.4g}" if 0 < self.budget < after else ""
+
+    def publish(self, record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Moves who took part to the server's part. The bytes that are published are those expected of a round."""
+        hidden = {"active": [], "dropped": [], "loss": None}
+        expected = {tier: round(self.rate * self.holders[tier] * size) for tier, size in self.model_bytes.items()}
+        public = {name: value for name, value in record.items() if name not in ("failed", "late")}
+        epsilon = self.epsilon
+        public |= {**hidden, "bytes": {"down": expected, "up": expected}, "bound": self.used_bound}
+        public |= {"epsilon": epsilon} if math.isfinite(epsilon) else {}
+        names = ("round", "active", "dropped", "failed", "late", "bytes")
+        return public, {name: record[name] for name in names if name in record}
+
+
+def noise_shapes(pools: Sequence[Sequence[str]], server: TierModels, adapts: bool) -> dict[str, Shapes]:
+    """Returns pool -> the shapes of its noise."""
+    found = {name_pool(pool): shapes_of(overlay([server[tier] for tier in pool])) for pool in pools}
+    return found | ({WITHIN: {WITHIN: (1,)}} if adapts else {})

@@ -1,0 +1,55 @@
+"""What a mechanism must remember from one round to the next, for checkpoints: releases, the bound, and past noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fedhen.fileio import untrusted
+from fedhen.params import Shapes, TierModels
+
+PART = "noise"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What has been spent, and what the next round's noise needs. It is replaced and never changed."""
+
+    streams: tuple[int, ...] = ()
+    """Noisy sums that were released in each stream of noise, the current one last. A mechanism without noise has none."""
+    bound: float = 0.0
+    """S of the next round."""
+    past: tuple[TierModels, ...] = ()
+    """The noise of the rounds before, in steps, the last one first: pool -> weight -> noise. Secret."""
+    shapes: Mapping[str, Shapes] = field(default_factory=dict)
+    """Pool -> the shapes of its noise."""
+
+    @property
+    def releases(self) -> int:
+        return sum(self.streams)
+
+    def parts(self) -> dict[str, TierModels]:
+        """Returns the tensors that a checkpoint holds for it."""
+        return {f"{PART}-{age}": noise for age, noise in enumerate(self.past, start=1)}
+
+    def describe(self) -> dict[str, Any]:
+        """Returns all but the tensors, as JSON represents it; empty if there is nothing to remember."""
+        return {"streams": list(self.streams), "bound": self.bound, "past": len(self.past)} if self.streams else {}
+
+    def expect(self, values: Any) -> Ledger:
+        """Returns a ledger with the shapes of a saved one. Raises one of PARSE_ERRORS if the values are malformed."""
+        if not self.streams:
+            return self
+        streams = tuple(untrusted.check_int(number, 0) for number in values["streams"])
+        past = untrusted.check_int(values["past"], 0)
+        if not streams or past > sum(streams):
+            raise ValueError("it has more noise than releases")
+        like = {pool: {n: torch.zeros(shape).double() for n, shape in of.items()} for pool, of in self.shapes.items()}
+        return replace(self, streams=streams, bound=untrusted.check_number(values["bound"]), past=(like,) * past)
+
+    def fill(self, parts: Mapping[str, TierModels]) -> Ledger:
+        """Returns an expected ledger with the tensors of a checkpoint."""
+        return replace(self, past=tuple(parts[f"{PART}-{age}"] for age in range(1, len(self.past) + 1)))

@@ -1,0 +1,65 @@
+"""The noise of differential privacy: normal numbers from a key, in whole steps, independent or banded over rounds."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhen import seeds
+
+STEPS = 2.0**32
+"""Steps in the bound. Changes and noise are whole numbers of steps, so that sums are exact, and the last digits of a noisy
+sum tell nothing (Mironov 2012): rounding the noise is the same as rounding the noisy sum."""
+Key = Callable[[int], bytes]
+"""Release, from 1 -> the key of its noise."""
+
+
+def make_seeded_key(seed: int) -> Key:
+    """Returns keys that follow from the seed: for simulations, whose noise can be repeated."""
+    return lambda release: seeds.stream(seed, "privacy noise", release).bytes(32)
+
+
+def draw_normal(key: bytes, label: str, shape: Sequence[int]) -> Tensor:
+    """Returns independent standard normal numbers in float64: SHAKE-256 of key and label, then Box and Muller."""
+    count = math.prod(shape)
+    pairs = (count + 1) // 2
+    random = hashlib.shake_256(key + label.encode()).digest(16 * pairs)
+    # 53 bits each, in (0, 1], so that the logarithm is finite.
+    uniform = ((np.frombuffer(random, "<u8") >> np.uint64(11)).astype(np.float64) + 1) * 2.0**-53
+    radius, angle = np.sqrt(-2 * np.log(uniform[:pairs])), 2 * np.pi * uniform[pairs:]
+    normal = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+    return torch.from_numpy(normal).reshape(tuple(shape))
+
+
+def band_coefficients(bands: int) -> list[float]:
+    """Returns c_0 to c_{b-1} of the lower triangular Toeplitz matrix C, c_k = binomial(2k, k) / 4^k.
+
+    C is the square root of the matrix of prefix sums, cut to b bands (Choquette-Choo et al. 2023).
+    """
+    found = [1.0]
+    for k in range(1, bands):
+        found.append(found[-1] * (2 * k - 1) / (2 * k))
+    return found
+
+
+def band_norm(bands: int) -> float:
+    """Returns ‖c‖: by how much one participation changes C times the sums, in units of the bound."""
+    return math.sqrt(math.fsum(c * c for c in band_coefficients(bands)))
+
+
+def correlate(fresh: Tensor, past: Sequence[Tensor]) -> Tensor:
+    """Returns the noise of a round, a row of C⁻¹Z, in whole steps.
+
+    Args:
+        fresh: The row of Z, in steps.
+        past: The noise of the rounds before, the last one first; at most b - 1.
+    """
+    coefficients = band_coefficients(len(past) + 1)
+    for c, noise in zip(coefficients[1:], past, strict=True):
+        fresh = fresh - c * noise
+    return fresh.round()
