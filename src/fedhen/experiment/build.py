@@ -14,14 +14,14 @@ from torch import Tensor
 
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.methods import Method, load_method
-from fedhen.algorithm.sampling import Activate, make_sampler
+from fedhen.algorithm.sampling import Activate
 from fedhen.algorithm.server_optimizers import make_server_optimizer
 from fedhen.config.settings import OWN, Config, DataConfig
 from fedhen.config.validation import from_mapping
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.inputs import list_tensors
-from fedhen.data.partitions import deal, hold_out
+from fedhen.data.partitions import deal, deal_tests, hold_out
 from fedhen.data.storage import data_root
 from fedhen.devices.population import Population, assign_tiers, check_task, compute_omega, make_population
 from fedhen.devices.state_store import make_stores
@@ -38,7 +38,10 @@ from fedhen.models.model_files import read_initial_weights
 from fedhen.models.registry import make_family
 from fedhen.params import TierModels, count_bytes, pack, select
 from fedhen.privacy.attacks import apply_attack, flip_labels
-from fedhen.privacy.choose import make_mechanism
+from fedhen.privacy.choose import choose_sampler, make_mechanism
+from fedhen.privacy.noise import Key
+from fedhen.privacy.refusals import check_promise
+from fedhen.privacy.silence import silence
 from fedhen.tasks import Task
 from fedhen.tasks.registry import TASKS, describe_task, make_task
 
@@ -141,6 +144,8 @@ def build_population(
         config = replace(config, split=replace(config.split, kind="natural"))
     else:
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
+    if config.evaluation.own:
+        data = give_tests(data, config.seed)
     outputs = task.count_outputs(torch.cat([data.y, data.y_test]), data.classes)
     family = family or make_family(config, data.shape, outputs)
     if initial is not None:
@@ -165,6 +170,13 @@ def build_population(
     )
 
 
+def give_tests(data: Data, seed: int) -> Data:
+    """Returns the data with test data for each device: as it came split, or else dealt."""
+    if not len(data.y_test):
+        raise ConfigError("evaluation.own scores models on each device's test data, and there is no test data")
+    return data if data.test_shards else data.split(data.shards, deal_tests(data, seed))
+
+
 def check_named_task(task: Task, config: Config) -> None:
     """Raises a FedhenError if a task is not the one that the configuration names."""
     found, named = describe_task(task), config.task.name
@@ -179,9 +191,11 @@ def start_experiment(
     activate: Activate | None = None,
     ranks: Ranks = ALONE,
     engine: Callable[[EngineParts], Engine] = choose_engine,
+    noise_key: Key | None = None,
 ) -> Experiment:
     """Sets up the state before the first round: initial models, memories, stores, and the engine."""
     config, data = population.config, population.data
+    check_promise(config, population.family, own_sampler=activate is not None)
     where, sizes = data.device, config.tier_sizes()
     initial = {name: tensor.to(where) for name, tensor in population.family.initial(config.seed).items()}
     server = {tier: select(initial, holding.shapes) for tier, holding in population.holdings.items()}
@@ -203,14 +217,15 @@ def start_experiment(
         last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
     optimizer = make_server_optimizer(config.server)
     chosen = engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks))
+    attacked = apply_attack(config.attack, chosen.devices, population.tier_of, config.seed)
     return Experiment(
         population=population,
-        engine=replace(chosen, devices=apply_attack(config.attack, chosen.devices, population.tier_of, config.seed)),
-        activate=activate or make_sampler(config.devices, config.seed, population.tier_of),
+        engine=replace(chosen, devices=silence(config, attacked)),
+        activate=activate or choose_sampler(config, population.tier_of),
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,
-        mechanism=make_mechanism(config, ranks),
+        mechanism=make_mechanism(population, server, ranks, noise_key),
         optimizer=optimizer,
         moments=optimizer.start(server, {t: holding.learned for t, holding in population.holdings.items()}),
         memory=memory,

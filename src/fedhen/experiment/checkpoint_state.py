@@ -23,6 +23,7 @@ from fedhen.experiment.best_models import Standing, parse_standing
 from fedhen.experiment.checkpoint_files import Checkpoint, DamagedCheckpoint, Entry, TensorSpec, spec_of
 from fedhen.fileio.python_files import is_reference
 from fedhen.params import TierModels, count_elements, packed_type
+from fedhen.privacy.ledger import Ledger
 
 FILES = ("method's file", "family's file", "data's file", "task's file")
 """The digests of the user's own Python files. Old checkpoints have only that of the method's."""
@@ -49,10 +50,12 @@ class State:
     tier_of: Sequence[str]
     ranks: Ranks = ALONE
     standing: Standing = field(default_factory=Standing)
+    ledger: Ledger = Ledger()
 
-    def expect(self, played: int, standing: Any) -> State:
-        """Returns a state with the shapes of a saved one of that round, whose standing is described by plain values."""
-        return replace(self, played=played, standing=parse_standing(standing, self.server, played))
+    def expect(self, played: int, standing: Any, ledger: Any) -> State:
+        """Returns a state with the shapes of a saved one of that round. Plain values describe standing and ledger."""
+        parsed = parse_standing(standing, self.server, played)
+        return replace(self, played=played, standing=parsed, ledger=self.ledger.expect(ledger))
 
     def kinds(self, shelf: str) -> dict[str, TensorSpec]:
         """Returns tier -> shape and type of its devices' vectors on a shelf."""
@@ -64,7 +67,7 @@ class State:
         """Returns the weights that tiers may share."""
         # Without parts that are empty, as in checkpoints from before there were such parts.
         moments = {"moments": self.moments} if self.moments else {}
-        return {"server": self.server, "mean": self.mean, **moments, **self.standing.parts(self.played)}
+        return {"server": self.server, "mean": self.mean, **moments, **self.standing.parts(self.played), **self.ledger.parts()}
 
     @property
     def lasts(self) -> bool:
@@ -81,6 +84,8 @@ class Restored:
     losses: dict[int, float]
     standing: Standing
     """Without the weights, some of which are in `models`."""
+    ledger: Ledger
+    """Without the past noise, which is in `models`."""
     vectors: dict[str, Iterator[tuple[int, Tensor | None]]] = field(default_factory=dict)
     """Shelf -> (device, its vector, or None on ranks that do not get it). All ranks must iterate in the same order."""
 
@@ -117,6 +122,8 @@ def prepare_checkpoint(state: State, place: Path, about: Mapping[str, Any]) -> C
     sharing: dict[str, Any] = {part: shared for part, (shared, _) in numbered.items()}
     shelves = {name: [[device, owner] for device, owner in own.items()] for name, own in owners.items()}
     about = {**about, "sharing": sharing, "shelves": shelves, "standing": state.standing.describe()}
+    if ledger := state.ledger.describe():
+        about["ledger"] = ledger
     return partial(checkpoint_files.write_checkpoint, place, state.played, entries, about)
 
 
@@ -161,8 +168,8 @@ def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
     """Compares names, shapes and types with those of this run. Returns what all ranks need to restore the state."""
     try:
         sharing, shelves = saved.manifest["sharing"], saved.manifest["shelves"]
-        standing = saved.manifest.get("standing", {})
-        state = state.expect(saved.round, standing)
+        standing, ledger = saved.manifest.get("standing", {}), saved.manifest.get("ledger", {})
+        state = state.expect(saved.round, standing, ledger)
         expected: dict[str, TensorSpec] = {}
         for part, models in state.models().items():
             _check_sharing(sharing[part], models)
@@ -189,7 +196,7 @@ def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
             raise DamagedCheckpoint("it has a loss of a device that is not in this run")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise DamagedCheckpoint("its manifest lacks what this run needs") from None
-    plan = {"sharing": sharing, "shelves": shelves, "losses": [*losses.items()], "standing": standing}
+    plan = {"sharing": sharing, "shelves": shelves, "losses": [*losses.items()], "standing": standing, "ledger": ledger}
     return {"played": saved.round, **plan}
 
 
@@ -203,10 +210,10 @@ def _check_sharing(sharing: Mapping[str, Mapping[str, int]], models: TierModels)
 def restore_state(saved: Checkpoint | None, plan: Mapping[str, Any], state: State) -> Restored:
     """Returns the saved state of this rank. Rank 0 has read it and sends the other ranks their parts."""
     ranks, played = state.ranks, int(plan["played"])
-    state = state.expect(played, plan["standing"])
+    state = state.expect(played, plan["standing"], plan["ledger"])
     models = {part: _restore_models(saved, part, plan["sharing"][part], state) for part in state.models()}
     losses = {int(device): loss for device, loss in plan["losses"]}
-    restored = Restored(played, models, losses, state.standing)
+    restored = Restored(played, models, losses, state.standing, state.ledger)
     for shelf in state.shelves:
         # With the same number of ranks, vectors return to their ranks: the rank with a memory trains the device.
         owners = [(int(device), int(owner) % ranks.number) for device, owner in plan["shelves"][shelf]]

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 from fedhen import seeds
@@ -19,10 +20,11 @@ from fedhen.devices.population import Population
 from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.engines.engine import Engine
+from fedhen.engines.own_models import Asked, OwnSums
 from fedhen.errors import ConfigError
 from fedhen.experiment.best_models import BestModel, Standing
-from fedhen.experiment.checkpoint_state import Restored, State, compute_digests
-from fedhen.experiment.evaluation import primary_scores, score_round
+from fedhen.experiment.checkpoint_state import Restored, State, compute_digests, find_owners
+from fedhen.experiment.evaluation import collect_own, primary_scores, score_round
 from fedhen.experiment.reported_models import ReportedModels
 from fedhen.hardware.memory import explain_out_of_memory
 from fedhen.hardware.threads import threads_per_worker, torch_threads
@@ -92,6 +94,7 @@ class Experiment:
             self.optimizer,
             self.ranks,
         )
+        self.end_if_spent()
         numbers = range(self.played + 1, 1 + (self.played if self.standing.reason else self.config.rounds))
         played = play_rounds(self.server, self.memories, self.engine.devices, rules, numbers, self.losses, self.moments)
         began = time.perf_counter()
@@ -105,9 +108,13 @@ class Experiment:
                 self.reported, self.reported_round = self.models(), done.number
                 scores = self.ranks.first(partial(score_round, self.population, self.engine.score, self.reported))
                 self.standing = self.judge(done.number, scores)
+                scores |= self.score_own(done.number)
             ended = time.perf_counter()
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
-            step = Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()}, done.failed)
+            record, private = self.mechanism.publish(self.record(done))
+            self.end_if_spent()
+            rounded = {name: round(seconds, 6) for name, seconds in timing.items()}
+            step = Step({**record, **scores}, rounded, done.failed, private)
             self.played = done.number
             self.reached.update(done.active)
             # Frees the updates of this round before the next round allocates as many.
@@ -116,6 +123,25 @@ class Experiment:
             if self.standing.reason:
                 return
             began = time.perf_counter()
+
+    def score_own(self, number: int) -> dict[str, Any]:
+        """Returns the scores on the devices' own test data, as a round's record has them; empty if not asked for."""
+        if not self.config.evaluation.own:
+            return {}
+        asked = Asked(number, self.server, ("server",), self.list_own_devices())
+        found = chain.from_iterable(self.ranks.gather(self.engine.score_own(asked)))
+        return {"own": collect_own(self.population, [OwnSums(*each) for each in found])}
+
+    def list_own_devices(self) -> list[int]:
+        """Returns the devices that this rank scores: those whose state it has, and its share of the others."""
+        devices, (rank, number) = range(len(self.population.tier_of)), (self.ranks.rank, self.ranks.number)
+        owners = find_owners(self.memory, self.ranks)
+        return [device for device in devices if owners.get(device, device % number) == rank]
+
+    def end_if_spent(self) -> None:
+        """Ends the run if its mechanism allows no further round."""
+        if reason := self.mechanism.ending:
+            self.standing = replace(self.standing, reason=self.standing.reason or reason)
 
     def judge(self, number: int, scores: Mapping[str, Any]) -> Standing:
         """Returns the standing after an evaluation: by the held-out examples if there are any, else by the test set."""
@@ -140,7 +166,8 @@ class Experiment:
 
     def is_evaluated(self, number: int) -> bool:
         """Returns whether models are scored after this round: every few rounds, and after the last one."""
-        return number % self.config.evaluation.every == 0 or number == self.config.rounds
+        is_last = number == self.config.rounds or bool(self.mechanism.ending)
+        return number % self.config.evaluation.every == 0 or is_last
 
     def models(self) -> dict[str, TierModels]:
         """Returns the models that are scored and saved: the server's and, if it is kept, the all-devices average."""
@@ -190,7 +217,6 @@ class Experiment:
             **({"late": done.late} if done.late else {}),
             "loss": done.loss,
             "bytes": {"down": down, "up": up},
-            **self.mechanism.record(),
         }
 
     def state(self) -> State:
@@ -207,6 +233,7 @@ class Experiment:
             tier_of=self.population.tier_of,
             ranks=self.ranks,
             standing=self.standing,
+            ledger=self.mechanism.ledger,
         )
 
     def restore(self, saved: Restored) -> None:
@@ -221,6 +248,7 @@ class Experiment:
         for device, vector in saved.vectors["memory"]:
             if vector is not None:
                 self.memory.put(device, vector, likes[self.population.tier_of[device]])
+        self.mechanism.restore(saved.ledger.fill(saved.models))
         self.standing = saved.standing.fill(saved.models, self.played, self.models)
         if self.is_over:
             self.reported, self.reported_round = self.models(), self.played
@@ -267,3 +295,5 @@ class Step:
     timing: dict[str, float]
     failed: dict[int, str] = field(default_factory=dict)
     """Device -> the error that its training raised."""
+    private: dict[str, Any] = field(default_factory=dict)
+    """What only the server may see of the round; empty if the record has it all."""

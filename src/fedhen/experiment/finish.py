@@ -18,7 +18,7 @@ from fedhen.fileio.locks import lock_folder
 from fedhen.fileio.untrusted import PARSE_ERRORS, check_number
 from fedhen.params import count_elements
 from fedhen.runs.folders import find_config
-from fedhen.runs.layout import ROUNDS, SUMMARY
+from fedhen.runs.layout import FLEET, ROUNDS, SUMMARY
 from fedhen.runs.reader import Run, read_run
 from fedhen.runs.writer import cut_records, explain_write_errors
 
@@ -42,6 +42,7 @@ def finish_run(folder: Path) -> bool:
             {of: {tier: model.round for tier, model in found.items()} for of, found in best.items()},
             read_seconds(models),
             describe_end(models),
+            (folder / FLEET).is_file(),
         )
         records = [record.to_dict() for record in run.rounds[: models.round]]
         cut_records(folder, models.round)

@@ -29,7 +29,7 @@ from fedhen.runs.writer import RunWriter, read_whole_lines
 from fedhen.tasks.registry import describe_metrics
 
 FREE = (
-    *("rounds", "stop.until", "stop.patience"),
+    *("rounds", "stop.until", "stop.patience", "privacy.budget"),
     *("runtime.workers", "runtime.storage", "runtime.storage_dir", "checkpoint.minutes", "checkpoint.rounds"),
     *("fleet.deadline_seconds", "fleet.answers", "fleet.spare_devices", "fleet.wait_seconds"),
 )

@@ -20,7 +20,7 @@ from fedhen.experiment.stopping import describe_rule
 from fedhen.experiment.summary import Outcome, make_summary
 from fedhen.fileio.background import BackgroundTask
 from fedhen.interrupts import RoundAbandoned, RunStopped, StopNow, StopRequest
-from fedhen.runs.layout import resume_command
+from fedhen.runs.layout import FLEET, PRIVATE, resume_command
 from fedhen.runs.writer import RunWriter, explain_write_errors, write_device_errors
 
 
@@ -110,7 +110,8 @@ class RunKeeper:
     def commit(self, step: Step, now: bool) -> Step:
         """Writes the record of a complete round, then the checkpoint if it is due, then the timing."""
         if self.recorder is not None:
-            write_device_errors(self.folder, step.record["round"], step.failed)
+            write_device_errors(self.folder / PRIVATE if step.private else self.folder, step.record["round"], step.failed)
+            self.recorder.write_private(step.private)
             self.recorder.write_round(step.record)
             self.records.append(step.record)
         self.whole, self.timing = self.experiment.state(), step.timing
@@ -200,6 +201,7 @@ class RunKeeper:
                 {owner: {tier: model.round for tier, model in tiers.items()} for owner, tiers in best.items()},
                 time.perf_counter() - self.began,
                 self.describe_stop(),
+                (self.folder / FLEET).is_file(),
             )
             self.recorder.finish(make_summary(experiment.config, experiment.metrics, self.records, outcome))
             checkpoint_files.keep_newest(self.folder / checkpoint_files.FOLDER, 1)

@@ -34,13 +34,16 @@ def find_reason(
 
 def describe_rule(config: Config) -> dict[str, Any]:
     """Returns what decides when a run ends, as JSON represents it."""
-    return {"rounds": config.rounds, "until": dict(config.stop.until), "patience": config.stop.patience}
+    budget = {"budget": config.privacy.budget} if config.privacy.budget else {}
+    return {"rounds": config.rounds, "until": dict(config.stop.until), "patience": config.stop.patience, **budget}
 
 
 def read_rule(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the same from the settings by their full keys, as a checkpoint has them."""
+    budget = {"budget": settings["privacy.budget"]} if settings.get("privacy.budget") else {}
     return {
         "rounds": settings["rounds"],
         "until": settings.get("stop.until", {}),
         "patience": settings.get("stop.patience", 0),
+        **budget,
     }

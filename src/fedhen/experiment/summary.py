@@ -8,7 +8,9 @@ from typing import Any
 
 from fedhen.config.settings import Config
 from fedhen.experiment.evaluation import primary_scores
-from fedhen.runs.records import MetricInfo
+from fedhen.runs.device_values import describe_owners
+from fedhen.privacy.promise import describe_promise
+from fedhen.runs.records import DeviceValues, MetricInfo
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Outcome:
     seconds: float
     stopped: Mapping[str, Any]
     """Why the run ended before its last planned round: `reason`, and `rule` if it stopped by itself; else empty."""
+    is_fleet: bool = False
+    """Whether a real fleet played the run."""
 
 
 def make_summary(
@@ -48,13 +52,23 @@ def make_summary(
         **({"operations": outcome.operations} if outcome.operations else {}),
         "metrics": [asdict(metric) for metric in metrics],
         **({"final": final, "best": best} if scored else {}),
+        **summarise_own(metrics[0], records),
         **({"best_rounds": outcome.best_rounds} if outcome.best_rounds else {}),
+        **describe_promise(config, records, outcome.is_fleet),
         "dropped": sum(len(r["dropped"]) for r in records),
         "failed": sum(len(r.get("failed", ())) for r in records),
         **({"late": late} if late else {}),
         "bytes": sum(n for r in records for way in r["bytes"].values() for n in way.values()),
         "seconds": round(outcome.seconds, 3),
     }
+
+
+def summarise_own(metric: MetricInfo, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the last scores on the devices' own test data, spread over the devices of each tier."""
+    last: DeviceValues = next((record["own"] for record in reversed(records) if record.get("own")), {})
+    spreads = describe_owners(last, metric)
+    found = {owner: {t: asdict(spread) for t, spread in tiers.items()} for owner, tiers in spreads.items()}
+    return {"own": found} if found else {}
 
 
 def _find_best(metric: MetricInfo, values: Sequence[float | None]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from fedhen.algorithm.sampling import Activate, make_sampler
 from fedhen.config.settings import Config
@@ -58,7 +58,7 @@ def make_accountant(config: Config) -> Accountant:
     )
 
 
-def choose_sampler(config: Config, tier_of: list[str] | tuple[str, ...]) -> Activate:
+def choose_sampler(config: Config, tier_of: Sequence[str]) -> Activate:
     """Returns the configured sampler, which keeps the separation of a device's rounds."""
     if config.privacy.separation > 1:
         return make_separated_sampler(config, tier_of)

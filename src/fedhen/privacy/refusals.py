@@ -67,6 +67,8 @@ def _of_releases(config: Config) -> Iterator[str]:
         yield "the all-devices average has the models of single devices: set evaluation.devices=false"
     if config.evaluation.validation:
         yield "held-out training examples are the devices' data: set evaluation.validation=0"
+    if config.evaluation.own:
+        yield "scores on devices' own test data tell of that data: set evaluation.own=false"
 
 
 def _of_participation(config: Config, own_sampler: bool, is_fleet: bool) -> Iterator[str]:

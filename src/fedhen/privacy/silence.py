@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from fedhen.algorithm.rounds import Devices, Sent
 from fedhen.algorithm.updates import Reply, Update
+from fedhen.config.settings import Config
 
 
 @dataclass(frozen=True)
@@ -20,3 +21,8 @@ class SilentDevices:
         """Trains the active devices and removes their losses."""
         for reply in self.devices.train(round_number, sent, active):
             yield replace(reply, loss=math.nan) if isinstance(reply, Update) else reply
+
+
+def silence(config: Config, devices: Devices) -> Devices:
+    """Returns the devices of a run, which are silent under differential privacy."""
+    return SilentDevices(devices) if config.privacy.mechanism == "central" else devices

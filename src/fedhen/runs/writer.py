@@ -15,7 +15,7 @@ from fedhen.errors import FedhenError
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import replace_file, write_json, write_text
 from fedhen.fileio.untrusted import PARSE_ERRORS
-from fedhen.runs.layout import CONFIG, ENVIRONMENT, ERRORS, FLEET, ROUNDS, SUMMARY, TIMING, resume_command
+from fedhen.runs.layout import CONFIG, ENVIRONMENT, ERRORS, FLEET, PRIVATE, ROUNDS, SUMMARY, TIMING, resume_command
 from fedhen.runs.records import DeviceError, parse_record
 
 MAX_ERRORS = 100
@@ -76,6 +76,13 @@ class RunWriter:
         """Appends one round and flushes, so that a report of the unfinished run sees it."""
         _append(self._rounds, record)
 
+    def write_private(self, values: Mapping[str, Any]) -> None:
+        """Appends what only the server may see of a round, if there is anything. Must come before its record."""
+        if values:
+            make_private(self.folder)
+            with (self.folder / PRIVATE / ROUNDS).open("a", encoding="utf-8") as file:
+                _append(file, values)
+
     def write_timing(self, number: int, timing: Mapping[str, float]) -> None:
         """Appends the seconds of a round. To be called after its checkpoint, which they include."""
         _append(self._timing, {"round": number, **timing})
@@ -93,8 +100,16 @@ class RunWriter:
 
 def cut_records(folder: Path, after: int) -> None:
     """Removes the records of rounds after `after`."""
-    for name in (ROUNDS, TIMING):
+    private = [Path(PRIVATE) / ROUNDS] if (folder / PRIVATE / ROUNDS).is_file() else []
+    for name in (ROUNDS, TIMING, *private):
         replace_file(folder / name, b"".join(read_whole_lines(folder / name, after)))
+
+
+def make_private(folder: Path) -> Path:
+    """Makes the folder of what only the server may see, which nobody else can enter."""
+    private = folder / PRIVATE
+    private.mkdir(mode=0o700, exist_ok=True)
+    return private
 
 
 def read_whole_lines(path: Path, last: int) -> list[bytes]:
