@@ -27,6 +27,7 @@ from fedhen.errors import FedhenError
 from fedhen.interrupts import stop_ranks_after_round
 from fedhen.params import Average
 from support.families import texts, two_exits, words
+from support.private_rounds import make_central, nested, play
 from support.tiny import TINY, as_options
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -89,6 +90,21 @@ def averages(folder: Path) -> None:
         (folder / "average.txt").write_text(text)
 
 
+def private(folder: Path) -> None:
+    """Plays a run with differential privacy, then a round whose noise is fresh, and writes that noise."""
+    settings: dict[str, Any] = {
+        "rounds": 4,
+        "devices": {"active": 5},
+        "evaluation": {"devices": False},
+        "privacy": {"mechanism": "central", "bound": 0.5, "noise": 0.5, "within": 0.5, "separation": 2},
+    }
+    fedhen.train(two_exits(), data(), out=folder / "run", accelerator="cpu", **settings)
+    ranks, server = process_group.join(torch.device("cpu")), nested({"a": [5]}, {})
+    mechanism = make_central(server, {"simple": 1, "complex": 1}, ranks=ranks, key=lambda release: os.urandom(32))
+    noise = play(mechanism, server, [])["simple"]["a"].tolist()
+    (folder / f"noise-{ranks.rank}.json").write_text(repr(noise))
+
+
 def errors(folder: Path) -> int:
     """Gives the ranks unlike data; then an error on all ranks, on rank 0 alone, and on rank 1 alone."""
     try:
@@ -127,4 +143,4 @@ def lost(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit({"train": train, "errors": errors, "lost": lost}[sys.argv[1]](Path(sys.argv[2])))
+    sys.exit({"train": train, "private": private, "errors": errors, "lost": lost}[sys.argv[1]](Path(sys.argv[2])))

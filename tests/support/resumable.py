@@ -15,6 +15,10 @@ RUNS_TO_KILL = {
         *("training.optimizer=adamw", "training.lr=0.01", "training.optimizer_state=device"),
         *("server.optimizer=yogi", "server.lr=0.1", "runtime.engine=fast", "runtime.storage=disk"),
     ],
+    "private": [
+        *("privacy.mechanism=central", "privacy.bound=0.5", "privacy.noise=0.2", "privacy.separation=2"),
+        *("privacy.within=0.5", "evaluation.devices=false", "evaluation.every=20", "checkpoint.rounds=3"),
+    ],
     "by loss": ["devices.sampling=loss", "evaluation.every=3"],
 }
 """Name -> settings."""

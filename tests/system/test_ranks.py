@@ -63,6 +63,21 @@ def test_two_ranks_are_one_process(tmp_path: Path) -> None:
     assert (one / "average.txt").read_text() == (two / "average.txt").read_text() == repr(expected)
 
 
+def test_two_ranks_add_the_same_noise(tmp_path: Path) -> None:
+    """Noisy sums are exact, so both ranks together have the bytes of one process; fresh noise comes from rank 0."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+    ranks_script.private(one)
+    together = start(torchrun(2, str(SCRIPT), "private", str(two)))
+    assert together.returncode == 0, together.stderr
+    for name in ("rounds.jsonl", "models/server-simple.safetensors", "models/server-complex.safetensors"):
+        assert (one / "run" / name).read_bytes() == (two / "run" / name).read_bytes()
+    assert (
+        (two / "noise-0.json").read_text() == (two / "noise-1.json").read_text() != (one / "noise-0.json").read_text()
+    )
+
+
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 

@@ -67,7 +67,13 @@ class State:
         """Returns the weights that tiers may share."""
         # Without parts that are empty, as in checkpoints from before there were such parts.
         moments = {"moments": self.moments} if self.moments else {}
-        return {"server": self.server, "mean": self.mean, **moments, **self.standing.parts(self.played), **self.ledger.parts()}
+        return {
+            "server": self.server,
+            "mean": self.mean,
+            **moments,
+            **self.standing.parts(self.played),
+            **self.ledger.parts(),
+        }
 
     @property
     def lasts(self) -> bool:

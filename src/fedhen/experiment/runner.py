@@ -110,8 +110,9 @@ class RunKeeper:
     def commit(self, step: Step, now: bool) -> Step:
         """Writes the record of a complete round, then the checkpoint if it is due, then the timing."""
         if self.recorder is not None:
-            write_device_errors(self.folder / PRIVATE if step.private else self.folder, step.record["round"], step.failed)
             self.recorder.write_private(step.private)
+            errors = self.folder / PRIVATE if step.private else self.folder
+            write_device_errors(errors, step.record["round"], step.failed)
             self.recorder.write_round(step.record)
             self.records.append(step.record)
         self.whole, self.timing = self.experiment.state(), step.timing

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedhen.config.settings import Config
 from fedhen.experiment.evaluation import primary_scores
-from fedhen.runs.device_values import describe_owners
 from fedhen.privacy.promise import describe_promise
+from fedhen.runs.device_values import describe_owners
 from fedhen.runs.records import DeviceValues, MetricInfo
 
 

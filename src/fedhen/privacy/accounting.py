@@ -42,8 +42,8 @@ class Accountant:
         if not self.noise:
             return math.inf
         if self.rate < 1:
-            poisson = tight_poisson_epsilon if self.is_exact else poisson_epsilon
-            return poisson(self.rate, self.noise, sum(releases), self.delta)
+            sampled = self.rate, self.noise, sum(releases), self.delta
+            return float(tight_poisson_epsilon(*sampled) if self.is_exact else poisson_epsilon(*sampled))
         participations = sum(math.ceil(number / self.separation) for number in releases)
         return gaussian_epsilon(math.sqrt(participations) / self.noise, self.delta)
 
@@ -60,12 +60,15 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def poisson_epsilon(rate: float, noise: float, releases: int, delta: float) -> float:
-    """Returns ε of Poisson-sampled Gaussian sums by Rényi's divergence (Canonne, Kamath and Steinke 2020, Prop. 12)."""
+    """Returns ε of Poisson-sampled Gaussian sums by Rényi's divergence (Canonne, Kamath and Steinke 2020, Prop. 12).
+
+    Where that is worse than without sampling, which never makes ε smaller, returns the latter.
+    """
     bounds = (
         releases * divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
         for order, divergence in zip(ORDERS, _divergences(rate, noise), strict=True)
     )
-    return max(0.0, min(bounds))
+    return min(max(0.0, min(bounds)), gaussian_epsilon(math.sqrt(releases) / noise, delta))
 
 
 @cache
@@ -116,7 +119,7 @@ def find_noise(target: float, accountant: Accountant, releases: Sequence[int]) -
 
 def default_delta(devices: int) -> float:
     """Returns δ = 1/N^1.1, less than one device in N."""
-    return devices**-1.1
+    return math.pow(devices, -1.1)
 
 
 def _smallest(is_enough: Callable[[float], bool], start: float) -> float:

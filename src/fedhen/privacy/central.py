@@ -10,7 +10,7 @@ One device changes the sum by at most S, jointly over all blocks, and all else i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,8 +80,8 @@ class CentralPrivacy(Mechanism):
     accountant: Accountant
     holders: Mapping[str, int]
     """Tier -> the number of its devices, active or not."""
-    trained: Mapping[str, frozenset[str]]
-    """Tier -> the weights that its devices train."""
+    contributed: Mapping[str, Collection[str]]
+    """Tier -> the weights that its devices contribute to the average."""
     rate: float
     """q, the share of the devices that is active in a round on average."""
     key: Key
@@ -147,9 +147,7 @@ class CentralPrivacy(Mechanism):
         if pool not in self.denominators:
             expected = Average(shapes_of(overlay([sent[tier] for tier in pool])))
             for tier in pool:
-                skips = self.rule.untrained_weights == "skip"
-                names = [name for name in sent[tier] if not skips or name in self.trained[tier]]
-                ones = {name: torch.ones_like(sent[tier][name]) for name in names}
+                ones = {name: torch.ones_like(sent[tier][name]) for name in self.contributed[tier]}
                 expected.add(ones, self.rate * self.holders[tier])
             self.denominators[pool] = expected
         return self.denominators[pool]
@@ -162,11 +160,12 @@ class CentralPrivacy(Mechanism):
     @property
     def ending(self) -> str:
         after = self.accountant.epsilon(self.count_release())
-        return f"privacy.budget={self.budget:g}: another round would cost ε = {after:.4g}" if 0 < self.budget < after else ""
+        passed = 0 < self.budget < after
+        return f"privacy.budget={self.budget:g}: another round would make ε {after:.4g}" if passed else ""
 
     def publish(self, record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Moves who took part to the server's part. The bytes that are published are those expected of a round."""
-        hidden = {"active": [], "dropped": [], "loss": None}
+        hidden: dict[str, Any] = {"active": [], "dropped": [], "loss": None}
         expected = {tier: round(self.rate * self.holders[tier] * size) for tier, size in self.model_bytes.items()}
         public = {name: value for name, value in record.items() if name not in ("failed", "late")}
         epsilon = self.epsilon
@@ -176,7 +175,12 @@ class CentralPrivacy(Mechanism):
         return public, {name: record[name] for name in names if name in record}
 
 
-def noise_shapes(pools: Sequence[Sequence[str]], server: TierModels, adapts: bool) -> dict[str, Shapes]:
+def noise_shapes(
+    pools: Sequence[Sequence[str]], server: TierModels, contributed: Mapping[str, Collection[str]], adapts: bool
+) -> dict[str, Shapes]:
     """Returns pool -> the shapes of its noise."""
-    found = {name_pool(pool): shapes_of(overlay([server[tier] for tier in pool])) for pool in pools}
-    return found | ({WITHIN: {WITHIN: (1,)}} if adapts else {})
+    found: dict[str, Shapes] = {WITHIN: {WITHIN: (1,)}} if adapts else {}
+    for pool in pools:
+        shapes, names = shapes_of(overlay([server[tier] for tier in pool])), [contributed[tier] for tier in pool]
+        found[name_pool(pool)] = {name: shape for name, shape in shapes.items() if any(name in of for of in names)}
+    return found

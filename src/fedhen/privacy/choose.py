@@ -26,12 +26,13 @@ def make_mechanism(
     config = population.config
     if config.privacy.mechanism == "central":
         privacy, pools = config.privacy, population.method.pools(list(server))
+        contributed = find_contributed(population, server)
         return CentralPrivacy(
             config.server,
-            Ledger((0,), privacy.bound, shapes=noise_shapes(pools, server, bool(privacy.within))),
+            Ledger((0,), privacy.bound, shapes=noise_shapes(pools, server, contributed, bool(privacy.within))),
             accountant=make_accountant(config),
             holders=config.tier_sizes(),
-            trained={tier: holding.trained for tier, holding in population.holdings.items()},
+            contributed=contributed,
             rate=config.devices.active / config.devices.number,
             key=key or make_seeded_key(config.seed),
             within=privacy.within,
@@ -43,6 +44,13 @@ def make_mechanism(
     if config.privacy.mechanism == "bounded":
         return BoundedUpdates(config.server, fixed=config.privacy.bound, ranks=ranks)
     return Mechanism(config.server)
+
+
+def find_contributed(population: Population, server: TierModels) -> dict[str, list[str]]:
+    """Returns tier -> the weights that its devices contribute to the average."""
+    skips = population.config.server.untrained_weights == "skip"
+    trained = {tier: holding.trained for tier, holding in population.holdings.items()}
+    return {tier: [n for n in weights if not skips or n in trained[tier]] for tier, weights in server.items()}
 
 
 def make_accountant(config: Config) -> Accountant:

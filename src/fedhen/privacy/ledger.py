@@ -19,7 +19,7 @@ class Ledger:
     """What has been spent, and what the next round's noise needs. It is replaced and never changed."""
 
     streams: tuple[int, ...] = ()
-    """Noisy sums that were released in each stream of noise, the current one last. A mechanism without noise has none."""
+    """Noisy sums that were released in each stream of noise, the current one last. Without noise there is no stream."""
     bound: float = 0.0
     """S of the next round."""
     past: tuple[TierModels, ...] = ()

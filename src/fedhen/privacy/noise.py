@@ -13,8 +13,8 @@ from torch import Tensor
 from fedhen import seeds
 
 STEPS = 2.0**32
-"""Steps in the bound. Changes and noise are whole numbers of steps, so that sums are exact, and the last digits of a noisy
-sum tell nothing (Mironov 2012): rounding the noise is the same as rounding the noisy sum."""
+"""Steps in the bound. Changes and noise are whole numbers of steps, so that sums are exact, and the last digits of a
+noisy sum tell nothing (Mironov 2012): rounding the noise is the same as rounding the noisy sum."""
 Key = Callable[[int], bytes]
 """Release, from 1 -> the key of its noise."""
 

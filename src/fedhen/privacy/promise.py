@@ -33,7 +33,9 @@ def describe_accountant(config: Config) -> str:
     """Returns how ε is computed, in words."""
     accountant = make_accountant(config)
     if accountant.rate < 1:
-        how = "privacy loss distributions (dp-accounting)" if accountant.is_exact else "Rényi divergence, an upper bound"
+        how = (
+            "privacy loss distributions (dp-accounting)" if accountant.is_exact else "Rényi divergence, an upper bound"
+        )
         return f"{how}, each device drawn with probability {accountant.rate:g}"
     if accountant.separation > 1:
         return f"Gaussian, each device at most once in any {accountant.separation} rounds, banded noise"

@@ -1,4 +1,4 @@
-"""What cannot be combined with a mechanism, because its promise would not hold: checked by the server and by each node."""
+"""What cannot be combined with a mechanism, because its promise would not hold. Server and nodes check it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,17 @@ def refusals(config: Config, family: Family, *, own_sampler: bool = False, is_fl
         own_sampler: Whether `activate` was passed from Python.
         is_fleet: Whether a real fleet plays the run.
     """
+    if config.privacy.mechanism != "central" and config.privacy.noise:
+        return ["it adds no noise: set privacy.mechanism=central, or privacy.noise=0"]
     if config.privacy.mechanism == "none":
-        return [f"privacy.{name} needs privacy.mechanism=central" for name in _unused(config, "bound")]
+        return []
     found = list(_of_memories(config))
     if config.privacy.mechanism == "bounded":
-        return found + [f"privacy.{name} needs privacy.mechanism=central" for name in _unused(config)]
+        return found
     found += [*_of_settings(config), *_of_releases(config), *_of_participation(config, own_sampler, is_fleet)]
     if family.average_buffers:
         found.append("layers that store data statistics, such as BatchNorm, count a device's examples: use GroupNorm")
     return found
-
-
-def _unused(config: Config, *more: str) -> list[str]:
-    """Returns the settings of `central` that are set."""
-    names = ("noise", "delta", "budget", "within", *more)
-    return [name for name in names if getattr(config.privacy, name)] + ["separation"] * (config.privacy.separation > 1)
 
 
 def _of_memories(config: Config) -> Iterator[str]:

@@ -100,7 +100,7 @@ class RunWriter:
 
 def cut_records(folder: Path, after: int) -> None:
     """Removes the records of rounds after `after`."""
-    private = [Path(PRIVATE) / ROUNDS] if (folder / PRIVATE / ROUNDS).is_file() else []
+    private = [f"{PRIVATE}/{ROUNDS}"] if (folder / PRIVATE / ROUNDS).is_file() else []
     for name in (ROUNDS, TIMING, *private):
         replace_file(folder / name, b"".join(read_whole_lines(folder / name, after)))
 

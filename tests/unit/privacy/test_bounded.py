@@ -10,12 +10,9 @@ import torch
 
 from fedhen.algorithm.merging import merge, share_common_weights
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import Config, ServerConfig
-from fedhen.config.validation import from_mapping
-from fedhen.errors import ConfigError
+from fedhen.config.settings import ServerConfig
 from fedhen.params import TierModels, Weights
 from fedhen.privacy.bounded import BoundedUpdates
-from fedhen.privacy.choose import make_mechanism
 
 
 def weights(**values: float) -> Weights:
@@ -53,7 +50,7 @@ def test_the_median_of_the_norms() -> None:
     mechanism = BoundedUpdates(ServerConfig())
     after = step(mechanism, UPDATES, server())
     assert after["complex"]["b"].item() == pytest.approx(204.5)
-    assert mechanism.record() == {"bound": 5.0}
+    assert mechanism.publish({"round": 1}) == ({"round": 1, "bound": 5.0}, {})
 
 
 def test_of_two_devices_the_smaller_norm_bounds_both() -> None:
@@ -65,7 +62,7 @@ def test_of_two_devices_the_smaller_norm_bounds_both() -> None:
 def test_nobody_returned() -> None:
     mechanism = BoundedUpdates(ServerConfig())
     assert step(mechanism, [], server()) == server()
-    assert mechanism.record() == {}
+    assert mechanism.publish({"round": 1}) == ({"round": 1}, {})
 
 
 def test_enormous_finite_weights_move_the_model_by_the_bound() -> None:
@@ -106,10 +103,3 @@ def test_weights_by_samples_count_after_the_bound() -> None:
     both = [update(0, "simple", a=101.0), replace(update(1, "simple", a=110.0), samples=3)]
     after = step(BoundedUpdates(ServerConfig(weighting="samples"), fixed=5.0), both, server())
     assert after["simple"]["a"].item() == pytest.approx(104.0)
-
-
-@pytest.mark.parametrize("local", ["scaffold", "feddyn"])
-def test_memories_of_the_server_have_no_bound(local: str) -> None:
-    config = from_mapping({"privacy": {"mechanism": "bounded"}, "local": {"name": local}}, Config())
-    with pytest.raises(ConfigError, match=f"local.name={local} keeps a memory.*set local.name=plain"):
-        make_mechanism(config)
