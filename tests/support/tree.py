@@ -22,6 +22,7 @@ LAYERS = [
         "tasks",
         "models",
         "algorithm",
+        "wire",
         "devices",
     ),
     *("engines", "experiment", "deploy", "reports", "benchmark", "fleet", "api", "cli"),
