@@ -14,6 +14,7 @@ LAYERS = [
     *(
         "fileio",
         "config",
+        "profiles",
         "distributed",
         "hardware",
         "runs",
@@ -23,6 +24,7 @@ LAYERS = [
         "models",
         "algorithm",
         "wire",
+        "privacy",
         "devices",
     ),
     *("engines", "experiment", "deploy", "reports", "benchmark", "fleet", "api", "cli"),

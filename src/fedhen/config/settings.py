@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedhen.config.optimizer_settings import check_optimizers
+from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
 from fedhen.config.setting import setting
 from fedhen.config.wire_settings import WireConfig, check_wire
 from fedhen.errors import ConfigError, unknown_name
@@ -348,6 +349,8 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     wire: WireConfig = field(default_factory=WireConfig)

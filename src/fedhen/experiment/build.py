@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhen.algorithm.averaging import begin_by_holder
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.methods import Method, load_method
 from fedhen.algorithm.sampling import Activate, make_sampler
@@ -38,6 +37,8 @@ from fedhen.models.family import Family
 from fedhen.models.model_files import read_initial_weights
 from fedhen.models.registry import make_family
 from fedhen.params import TierModels, count_bytes, pack, select
+from fedhen.privacy.attacks import apply_attack, flip_labels
+from fedhen.privacy.choose import make_mechanism
 from fedhen.tasks import Task
 from fedhen.tasks.registry import TASKS, describe_task, make_task
 
@@ -149,6 +150,7 @@ def build_population(
     elif config.model.initial == OWN and not family.start:
         raise ConfigError("the initial weights of this run were passed from Python: pass them again, as initial=...")
     tier_of = assign_tiers(config)
+    data = flip_labels(config.attack, data, tier_of)
     omega = compute_omega([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
     return make_population(
         config,
@@ -200,14 +202,15 @@ def start_experiment(
     if config.evaluation.devices:
         last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
     optimizer = make_server_optimizer(config.server)
+    chosen = engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks))
     return Experiment(
         population=population,
-        engine=engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks)),
+        engine=replace(chosen, devices=apply_attack(config.attack, chosen.devices, population.tier_of, config.seed)),
         activate=activate or make_sampler(config.devices, config.seed, population.tier_of),
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,
-        averaging=begin_by_holder(config.server),
+        mechanism=make_mechanism(config, ranks),
         optimizer=optimizer,
         moments=optimizer.start(server, {t: holding.learned for t, holding in population.holdings.items()}),
         memory=memory,

@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from fedhen import seeds
-from fedhen.algorithm.averaging import BeginAveraging
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.rounds import Round, Rules, play_rounds
 from fedhen.algorithm.sampling import Activate
@@ -30,6 +29,7 @@ from fedhen.hardware.threads import threads_per_worker, torch_threads
 from fedhen.models.model_card import ModelCard
 from fedhen.models.operations import count_operations
 from fedhen.params import TierModels, count_bytes, count_elements
+from fedhen.privacy.mechanism import Mechanism
 from fedhen.runs.records import MetricInfo
 from fedhen.tasks.registry import describe_metrics, task_settings
 from fedhen.wire.wire import count_down, count_up
@@ -45,8 +45,8 @@ class Experiment:
     server: TierModels
     memories: Memories
     last_models: ReportedModels
-    averaging: BeginAveraging
-    """How a round's updates are averaged."""
+    mechanism: Mechanism
+    """How updates are averaged."""
     optimizer: ServerOptimizer = TAKE_AVERAGE
     """Of the server."""
     moments: TierModels = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Experiment:
         rules = Rules(
             self.population.method,
             self.choose_active,
-            self.averaging,
+            self.mechanism.begin,
             self.population.local,
             self.optimizer,
             self.ranks,
@@ -194,6 +194,7 @@ class Experiment:
             **({"late": done.late} if done.late else {}),
             "loss": done.loss,
             "bytes": {"down": down, "up": up},
+            **self.mechanism.record(),
         }
 
     def state(self) -> State:

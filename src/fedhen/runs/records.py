@@ -39,6 +39,8 @@ class RoundRecord:
     loss: float | None = None
     bytes: dict[str, dict[str, int]]
     """Direction ("down" or "up") -> tier -> bytes."""
+    bound: NonNegative | None = None
+    """The largest norm of a device's change, if changes are bounded."""
     accuracy: Scores = field(default_factory=dict)
     """Empty if the round was not evaluated."""
     ensemble: Values = field(default_factory=dict)
@@ -54,7 +56,7 @@ class RoundRecord:
         """Returns the record as it is written, without the keys that it leaves out."""
         optional = ("failed", "late", "accuracy", "ensemble", "validation", "metrics")
         absent = [name for name in optional if not getattr(self, name)]
-        absent += ["distance"] * (self.distance is None)
+        absent += [name for name in ("bound", "distance") if getattr(self, name) is None]
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
     def values(self, metric: str) -> Values:
