@@ -240,6 +240,11 @@ class EvaluationConfig:
         True,
         "also score the average of all devices' last models, which the paper reports; false: their models are not kept",
     )
+    own: bool = setting(
+        False,
+        "also score the server's model of each device's tier on the device's own test data, recorded as `own`; test "
+        "data that does not come split is dealt in the class mix of the device's training data",
+    )
     ensemble: bool = setting(False, "also score the mean prediction of a model's exits, recorded as `ensemble`")
     batch_size: int = setting(0, "test images scored at a time; 0: 1000 on a GPU, 100 on a CPU", least=0)
     validation: float = setting(

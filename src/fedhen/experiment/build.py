@@ -21,7 +21,7 @@ from fedhen.config.validation import from_mapping
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.inputs import list_tensors
-from fedhen.data.partitions import deal, hold_out
+from fedhen.data.partitions import deal, deal_tests, hold_out
 from fedhen.data.storage import data_root
 from fedhen.devices.population import Population, assign_tiers, check_task, compute_omega, make_population
 from fedhen.devices.state_store import make_stores
@@ -141,6 +141,8 @@ def build_population(
         config = replace(config, split=replace(config.split, kind="natural"))
     else:
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
+    if config.evaluation.own:
+        data = give_tests(data, config.seed)
     outputs = task.count_outputs(torch.cat([data.y, data.y_test]), data.classes)
     family = family or make_family(config, data.shape, outputs)
     if initial is not None:
@@ -163,6 +165,13 @@ def build_population(
         outputs=outputs,
         validation=validation,
     )
+
+
+def give_tests(data: Data, seed: int) -> Data:
+    """Returns the data with test data for each device: as it came split, or else dealt."""
+    if not len(data.y_test):
+        raise ConfigError("evaluation.own scores models on each device's test data, and there is no test data")
+    return data if data.test_shards else data.split(data.shards, deal_tests(data, seed))
 
 
 def check_named_task(task: Task, config: Config) -> None:
