@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import torch
 
 Part = int | str
 
@@ -34,6 +33,8 @@ def randomness(seed: int, *address: Part) -> Iterator[None]:
 
     On exit their states are restored.
     """
+    import torch  # here, so that addresses can be used without it
+
     here = number(seed, *address)
     of_python, of_numpy = random.getstate(), np.random.get_state()
     random.seed(here)

@@ -14,6 +14,7 @@ LAYERS = [
     *(
         "fileio",
         "config",
+        "profiles",
         "distributed",
         "hardware",
         "runs",
@@ -22,6 +23,7 @@ LAYERS = [
         "tasks",
         "models",
         "algorithm",
+        "privacy",
         "devices",
     ),
     *("engines", "experiment", "deploy", "reports", "benchmark", "fleet", "api", "cli"),
