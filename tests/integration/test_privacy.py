@@ -154,6 +154,7 @@ REFUSED = [
     ("devices.sampling=loss", "devices.sampling=loss depends on data or on answers"),
     ("server.weighting=samples", "a device's weight would depend on its data"),
     ("server.rows_by_class=true", "which rows count tells which classes"),
+    ("wire.up=topk", "wire.up=topk lets changes of earlier rounds"),
     ("local.name=scaffold", "local.name=scaffold keeps a memory"),
     ("local.name=feddyn", "local.name=feddyn keeps a memory"),
     ("privacy.bound=0", "set privacy.bound"),

@@ -42,7 +42,7 @@ def make_central(
         "rate": rate,
         "key": make_seeded_key(0),
         "within": within,
-        "model_bytes": dict.fromkeys(server, 0),
+        "model_bytes": {},
     }
     ledger = Ledger((0,), bound, shapes=noise_shapes(pools([*server]), server, contributed, bool(within)))
     return kind(rule or ServerConfig(), ledger, **values | more)

@@ -90,8 +90,8 @@ class CentralPrivacy(Mechanism):
     """The share of changes that the bound is to contain; 0: the bound is fixed."""
     within_rate: float = 0.2
     budget: float = 0.0
-    model_bytes: Mapping[str, int]
-    """Tier -> the bytes of its model."""
+    model_bytes: Mapping[str, Mapping[str, int]]
+    """Direction, "down" or "up" -> tier -> the bytes of one device in a round."""
     ranks: Ranks = ALONE
 
     def __post_init__(self) -> None:
@@ -166,10 +166,13 @@ class CentralPrivacy(Mechanism):
     def publish(self, record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Moves who took part to the server's part. The bytes that are published are those expected of a round."""
         hidden: dict[str, Any] = {"active": [], "dropped": [], "loss": None}
-        expected = {tier: round(self.rate * self.holders[tier] * size) for tier, size in self.model_bytes.items()}
+        expected = {
+            way: {tier: round(self.rate * self.holders[tier] * size) for tier, size in each.items()}
+            for way, each in self.model_bytes.items()
+        }
         public = {name: value for name, value in record.items() if name not in ("failed", "late")}
         epsilon = self.epsilon
-        public |= {**hidden, "bytes": {"down": expected, "up": expected}, "bound": self.used_bound}
+        public |= {**hidden, "bytes": expected, "bound": self.used_bound}
         public |= {"epsilon": epsilon} if math.isfinite(epsilon) else {}
         names = ("round", "active", "dropped", "failed", "late", "bytes")
         return public, {name: record[name] for name in names if name in record}

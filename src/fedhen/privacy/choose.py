@@ -8,7 +8,7 @@ from fedhen.algorithm.sampling import Activate, make_sampler
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population
 from fedhen.distributed.communicator import ALONE, Ranks
-from fedhen.params import TierModels, count_bytes
+from fedhen.params import TierModels
 from fedhen.privacy.accounting import Accountant, default_delta
 from fedhen.privacy.bounded import BoundedUpdates
 from fedhen.privacy.central import CentralPrivacy, noise_shapes
@@ -17,6 +17,7 @@ from fedhen.privacy.mechanism import Mechanism
 from fedhen.privacy.noise import Key, make_seeded_key
 from fedhen.privacy.participation import make_separated_sampler
 from fedhen.privacy.refusals import AT_RANDOM
+from fedhen.wire.wire import count_down, count_up
 
 
 def make_mechanism(
@@ -38,7 +39,10 @@ def make_mechanism(
             within=privacy.within,
             within_rate=privacy.within_rate,
             budget=privacy.budget,
-            model_bytes={tier: count_bytes(weights) for tier, weights in server.items()},
+            model_bytes={
+                way: {tier: count(population.wires[tier], weights) for tier, weights in server.items()}
+                for way, count in (("down", count_down), ("up", count_up))
+            },
             ranks=ranks,
         )
     if config.privacy.mechanism == "bounded":

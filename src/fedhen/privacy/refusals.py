@@ -54,6 +54,8 @@ def _of_settings(config: Config) -> Iterator[str]:
         yield "without noise ε is infinite: set privacy.noise"
     if config.server.weighting == "samples":
         yield "a device's weight would depend on its data: set server.weighting=plain"
+    if config.wire.up == "topk":
+        yield "wire.up=topk lets changes of earlier rounds into a later one: choose bf16 or int8"
     if config.server.rows_by_class:
         yield "which rows count tells which classes a device has: set server.rows_by_class=false"
 

@@ -217,7 +217,7 @@ def test_the_share_within_the_bound_pays_for_itself() -> None:
 
 def test_epsilon_budget_and_what_is_published() -> None:
     server, updates = two_numbers()
-    mechanism = make_central(server, HOLDERS, noise=1.0, budget=1.0, model_bytes={"simple": 10, "complex": 30})
+    mechanism = make_central(server, HOLDERS, noise=1.0, budget=1.0, model_bytes={"up": {"simple": 10, "complex": 30}})
     assert mechanism.epsilon == 0.0
     rounds = 0
     while not mechanism.ending:
@@ -228,7 +228,7 @@ def test_epsilon_budget_and_what_is_published() -> None:
     public, private = mechanism.publish(record)
     expected = {"simple": 0.5 * 6 * 10, "complex": 0.5 * 4 * 30}
     assert public == {
-        **{"round": 1, "active": [], "dropped": [], "loss": None, "bytes": {"down": expected, "up": expected}},
+        **{"round": 1, "active": [], "dropped": [], "loss": None, "bytes": {"up": expected}},
         **{"bound": 1.0, "epsilon": mechanism.epsilon},
     }
     assert private == {"round": 1, "active": [1], "dropped": [], "failed": [1], "bytes": {}}
