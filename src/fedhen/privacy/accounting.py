@@ -68,7 +68,8 @@ def poisson_epsilon(rate: float, noise: float, releases: int, delta: float) -> f
         releases * divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
         for order, divergence in zip(ORDERS, _divergences(rate, noise), strict=True)
     )
-    return min(max(0.0, min(bounds)), gaussian_epsilon(math.sqrt(releases) / noise, delta))
+    unsampled = gaussian_epsilon(math.sqrt(releases) / noise, delta)
+    return float(min(max(0.0, min(bounds)), unsampled))
 
 
 @cache
