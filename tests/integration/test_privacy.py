@@ -171,7 +171,7 @@ def test_what_breaks_the_promise_is_refused(change: str, message: str) -> None:
 
 
 def test_every_reason_is_named_at_once() -> None:
-    changes = [change for change, _ in REFUSED if "feddyn" not in change and "separation" not in change]
+    changes = [change for change, _ in REFUSED if "local" not in change and "separation" not in change]
     assert len(refusals(small(*CENTRAL, *changes), two_exits(), own_sampler=True)) == len(changes) + 1
     assert refusals(small(*CENTRAL), two_exits()) == []
     assert refusals(small(*CENTRAL, "devices.sampling=bernoulli"), two_exits(), is_fleet=True) != []
