@@ -47,6 +47,8 @@ class Population:
     omega: Sequence[float]
     """Each device's share of its pool's data; 1 if all have the same."""
     precision: Precision
+    examples: Sequence[int] = ()
+    """The number of training examples of each device; empty on a node of a real fleet."""
     fixed: TierModels = field(default_factory=dict)
     """Tier -> the weights that no device trains. They are loaded when a module is built."""
     outputs: int = 0
@@ -108,6 +110,7 @@ def make_population(
     *,
     tier_of: Sequence[str],
     omega: Sequence[float],
+    examples: Sequence[int] = (),
     task: Task | None = None,
     outputs: int = 0,
     validation: Data | None = None,
@@ -154,6 +157,7 @@ def make_population(
         objectives=objectives,
         local=make_local_variant(config.local),
         omega=omega,
+        examples=examples,
         precision=choose_precision(config.runtime.precision, data.device),
         outputs=outputs or data.classes,
         validation=validation,

@@ -149,7 +149,8 @@ def build_population(
     elif config.model.initial == OWN and not family.start:
         raise ConfigError("the initial weights of this run were passed from Python: pass them again, as initial=...")
     tier_of = assign_tiers(config)
-    omega = compute_omega([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
+    examples = [len(shard) for shard in data.shards]
+    omega = compute_omega(examples, tier_of, method.pools(tuple(config.tiers)))
     return make_population(
         config,
         family,
@@ -157,6 +158,7 @@ def build_population(
         data,
         tier_of=tier_of,
         omega=omega,
+        examples=examples,
         task=task,
         outputs=outputs,
         validation=validation,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.config import toml
+from fedhen.devices.workload import Workload
 from fedhen.errors import CheckpointError
 from fedhen.experiment import checkpoint_files
 from fedhen.experiment.checkpoint_files import Checkpoint, DamagedCheckpoint
@@ -38,7 +39,7 @@ def finish_run(folder: Path) -> bool:
         last = {of: {tier: models.read(tier, of).weights for tier in tiers} for of in run.owners}
         outcome = Outcome(
             {tier: count_elements(weights) for tier, weights in last["server"].items()},
-            {},
+            Workload(),
             {of: {tier: model.round for tier, model in found.items()} for of, found in best.items()},
             read_seconds(models),
             describe_end(models),

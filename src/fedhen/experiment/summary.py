@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedhen.config.settings import Config
+from fedhen.devices.workload import Workload
 from fedhen.experiment.evaluation import primary_scores
 from fedhen.runs.records import MetricInfo
 
@@ -17,8 +18,7 @@ class Outcome:
 
     parameters: Mapping[str, int]
     """Tier -> number of parameters."""
-    operations: Mapping[str, int]
-    """Tier -> operations of one example; empty if they cannot be counted."""
+    workload: Workload
     best_rounds: Mapping[str, Mapping[str, int]]
     """Owner -> tier -> the round of its best model."""
     seconds: float
@@ -45,7 +45,7 @@ def make_summary(
         "rounds": len(records),
         **({"stopped": outcome.stopped} if outcome.stopped else {}),
         "parameters": outcome.parameters,
-        **({"operations": outcome.operations} if outcome.operations else {}),
+        **{name: found for name, found in asdict(outcome.workload).items() if found},
         "metrics": [asdict(metric) for metric in metrics],
         **({"final": final, "best": best} if scored else {}),
         **({"best_rounds": outcome.best_rounds} if outcome.best_rounds else {}),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from fedhen.fileio.untrusted import MOST, check_int, check_mapping, check_number, check_text
 
 Positive = Annotated[int, 1, MOST]
+Count = Annotated[int, 0, MOST]
 NonNegative = Annotated[float, 0, MOST]
 Share = Annotated[float, 0, 1]
 Scores = dict[str, dict[str, Share]]
@@ -146,6 +147,10 @@ class Summary:
     """Tier -> number of parameters."""
     operations: dict[str, int] = field(default_factory=dict)
     """Tier -> operations of one example; empty in runs from before they were counted."""
+    training_operations: dict[str, Count] = field(default_factory=dict)
+    """Tier -> operations of one example in training; empty in runs from before they were counted."""
+    examples: list[Count] = field(default_factory=list)
+    """The number of training examples of each device; empty in runs from before it was recorded."""
     rounds: int = 0
     """The rounds that were played."""
     stopped: Stopped | None = None
