@@ -23,6 +23,7 @@ LAYERS = [
         "tasks",
         "models",
         "algorithm",
+        "privacy",
         "devices",
     ),
     *("engines", "experiment", "deploy", "reports", "benchmark", "fleet", "api", "cli"),

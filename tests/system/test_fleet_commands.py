@@ -24,8 +24,7 @@ from fedhen.config.recipes import load_recipe
 from fedhen.errors import FedhenError
 from fedhen.fileio import untrusted
 from fedhen.fleet import follow
-from fedhen.fleet.local_fleet import free_port
-from fedhen.fleet.processes import Processes, find_marked, kill_marked
+from fedhen.fleet.processes import Processes, find_marked, free_port, kill_marked
 from fedhen.fleet.project import FleetProject, run_line
 from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.layout import ROUNDS, TIMING

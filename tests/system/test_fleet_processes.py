@@ -23,8 +23,8 @@ from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
 from fedhen.errors import FedhenError
-from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet, free_port
-from fedhen.fleet.processes import MARK, Processes, find_marked, kill_marked
+from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet
+from fedhen.fleet.processes import MARK, Processes, find_marked, free_port, kill_marked
 from fedhen.fleet.project import CONNECTION, FleetProject, fit_to_nodes, open_project
 from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.reader import read_run

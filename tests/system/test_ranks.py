@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from fedhen.cli import main
 from fedhen.engines.sharded import assign_to_ranks
-from fedhen.fleet.local_fleet import free_port
+from fedhen.fleet.processes import free_port
 from support import ranks_script
 from support.kills import wait_for
 from support.ranks import SIX_DEVICES, children, fedhen_lines, torchrun

@@ -61,12 +61,6 @@ class ByHolder:
         return average
 
 
-def begin_by_holder(rule: ServerConfig) -> BeginAveraging:
-    """Averages all rounds by holder."""
-    averaging = ByHolder(rule)
-    return lambda number, sent, updates: averaging
-
-
 def select_contribution(update: Update, rule: ServerConfig) -> Weights:
     """Returns the weights of an update that count in the average."""
     if rule.untrained_weights == "average":

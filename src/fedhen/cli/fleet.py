@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedhen.cli import fleet_server
 from fedhen.cli.options import (
     add_method_options,
     add_recipe,
@@ -72,6 +73,7 @@ def add_commands(commands: Any) -> None:
     add_settings(run)
     run.add_argument("--quiet", action="store_true", help="show no progress")
     run.set_defaults(run=run_command)
+    fleet_server.add_commands(within)
     up = within.add_parser("up", help="run a whole fleet on this machine", epilog=UP_EXAMPLES, formatter_class=look)
     add_recipe(up, "digits")
     up.add_argument("--method", metavar="M", help=f"{METHODS_HELP} (default: the recipe's, fedhen)")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedhen.config.optimizer_settings import check_optimizers
+from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
 from fedhen.config.setting import setting
 from fedhen.errors import ConfigError, unknown_name
 
@@ -238,6 +239,11 @@ class EvaluationConfig:
         True,
         "also score the average of all devices' last models, which the paper reports; false: their models are not kept",
     )
+    own: bool = setting(
+        False,
+        "also score the server's model of each device's tier on the device's own test data, recorded as `own`; test "
+        "data that does not come split is dealt in the class mix of the device's training data",
+    )
     ensemble: bool = setting(False, "also score the mean prediction of a model's exits, recorded as `ensemble`")
     batch_size: int = setting(0, "test images scored at a time; 0: 1000 on a GPU, 100 on a CPU", least=0)
     validation: float = setting(
@@ -347,6 +353,8 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)

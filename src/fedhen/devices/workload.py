@@ -25,7 +25,9 @@ class Workload:
     training_operations: Mapping[str, int] = field(default_factory=dict)
     """Tier -> operations of one example in training: forward and backward."""
     examples: Sequence[int] = ()
-    """The number of training examples of each device."""
+    """The number of training examples of each device; empty if the run is to be private."""
+    tier_examples: Mapping[str, int] = field(default_factory=dict)
+    """Tier -> their sum, in private runs, whose records say nothing of a single device's data."""
 
 
 def measure_workload(population: Population) -> Workload:
@@ -38,9 +40,13 @@ def measure_workload(population: Population) -> Workload:
         inputs, targets = population.data.in_type_of(module).sample()
         return round(count_training_operations(module, population.objectives[tier], inputs, targets))
 
-    return Workload(
-        _count(population, run_model), _count(population, train_model), [int(number) for number in population.examples]
-    )
+    operations, training = _count(population, run_model), _count(population, train_model)
+    if population.config.privacy.mechanism == "none":
+        return Workload(operations, training, [int(number) for number in population.examples])
+    sums = dict.fromkeys(population.config.tiers, 0)
+    for tier, number in zip(population.tier_of, population.examples, strict=True):
+        sums[tier] += int(number)
+    return Workload(operations, training, tier_examples=sums)
 
 
 def _count(population: Population, count: Callable[[str, nn.Module], int]) -> dict[str, int]:

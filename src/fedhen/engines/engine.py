@@ -15,6 +15,7 @@ from fedhen.algorithm.rounds import Devices
 from fedhen.config.settings import TrainingConfig
 from fedhen.devices.population import Population
 from fedhen.distributed.communicator import Ranks
+from fedhen.engines.own_models import OwnModels, ScoreOwn
 from fedhen.engines.parallel import ParallelDevices
 from fedhen.engines.scoring import Score, Scoring
 from fedhen.engines.sequential import SequentialDevices
@@ -41,36 +42,43 @@ class Engine:
 
     devices: Devices
     score: Score
+    score_own: ScoreOwn
     workers: AbstractContextManager[object] = field(default_factory=nullcontext)
 
 
 def choose_engine(start: EngineParts) -> Engine:
     """Returns the configured engine. With several ranks, it trains the devices of this rank."""
     plain, runtime = start.plain, start.plain.population.config.runtime
-    engine = Engine(plain, start.scoring) if runtime.engine == "plain" else choose_fast_engine(start)
+    engine = make_plain_engine(start) if runtime.engine == "plain" else choose_fast_engine(start)
     if start.ranks.number == 1:
         return engine
     return replace(engine, devices=ShardedDevices(engine.devices, plain.population, plain.memory, start.ranks))
 
 
+def make_plain_engine(start: EngineParts) -> Engine:
+    """Returns the engine that trains and scores one after the other."""
+    return Engine(start.plain, start.scoring, OwnModels(start.plain, start.scoring).score)
+
+
 def choose_fast_engine(start: EngineParts) -> Engine:
     """Returns the fast engine for the device that holds the data."""
     plain, number = start.plain, worker_count(start.plain.population.config.runtime)
+    own = OwnModels(plain, start.scoring)
     if plain.population.data.device.type != "cuda":
         if number > 1 and not can_fork():
             fix = "hide the GPU with CUDA_VISIBLE_DEVICES=" if sys.platform == "linux" else "use Linux"
             warnings.warn(f"one worker trains all devices: to use more, {fix}", stacklevel=2)
             number = 1
         if number == 1:
-            return Engine(plain, start.scoring)
+            return make_plain_engine(start)
         parallel = ParallelDevices(plain, start.scoring, start.server, start.mean, number)
-        return Engine(parallel, parallel.score, parallel.workers)
+        return Engine(parallel, parallel.score, own.score, parallel.workers)
     if reason := why_no_kernels(plain.population.config.training):
         warnings.warn(f"the GPU engine {reason}: devices train one by one", stacklevel=2)
-        return Engine(plain, start.scoring)
+        return make_plain_engine(start)
     from fedhen.engines.cuda.graphs import GraphDevices
 
-    return Engine(GraphDevices(plain), start.scoring)
+    return Engine(GraphDevices(plain), start.scoring, own.score)
 
 
 def why_no_kernels(training: TrainingConfig) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedhen.data.dataset import Data
+from fedhen.data.dataset import Data, Index
 from fedhen.data.inputs import call_module
 from fedhen.hardware.precision import FULL, Precision, search_convolutions
 from fedhen.models.family import load_weights
@@ -83,6 +83,20 @@ class Scoring:
                 outputs, targets = call_module(module, data.test_inputs(part)), data.y_test[part]
                 found = [self.read(outputs, targets, reading) for reading in one.readings]
             yield found
+
+    def score_examples(self, module: nn.Module, index: Index) -> list[Tensor]:
+        """Returns the sums of every metric of a module's last exit on these test examples; nothing if there are none.
+
+        `module` is in evaluation mode, with its weights.
+        """
+        found: list[BatchSums] = []
+        self.precision.choose()
+        for begin in range(0, len(index), self.size):
+            part = torch.from_numpy(index[begin : begin + self.size]).to(self.data.device)
+            with torch.no_grad(), self.precision.autocast():
+                outputs = call_module(module, self.data.test_inputs(part))
+                found.append([self.read(outputs, self.data.y_test[part], Reading())])
+        return add_in_order(found)[0] if found else []
 
     def read(self, outputs: Sequence[Tensor], targets: Tensor, reading: Reading) -> list[Tensor]:
         """Returns the sums of every metric of an exit and, if asked for, of the primary one of the exits together."""

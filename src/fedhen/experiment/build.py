@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhen.algorithm.averaging import begin_by_holder
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.methods import Method, load_method
 from fedhen.algorithm.sampling import Activate, make_sampler
@@ -22,7 +21,7 @@ from fedhen.config.validation import from_mapping
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.inputs import list_tensors
-from fedhen.data.partitions import deal, hold_out
+from fedhen.data.partitions import deal, deal_tests, hold_out
 from fedhen.data.storage import data_root
 from fedhen.devices.population import Population, assign_tiers, check_task, compute_omega, make_population
 from fedhen.devices.state_store import make_stores
@@ -38,6 +37,8 @@ from fedhen.models.family import Family
 from fedhen.models.model_files import read_initial_weights
 from fedhen.models.registry import make_family
 from fedhen.params import TierModels, count_bytes, pack, select
+from fedhen.privacy.attacks import apply_attack, flip_labels
+from fedhen.privacy.choose import make_mechanism
 from fedhen.tasks import Task
 from fedhen.tasks.registry import TASKS, describe_task, make_task
 
@@ -140,6 +141,8 @@ def build_population(
         config = replace(config, split=replace(config.split, kind="natural"))
     else:
         data = data.split(deal(data, config.split, config.devices.number, config.seed))
+    if config.evaluation.own:
+        data = give_tests(data, config.seed)
     outputs = task.count_outputs(torch.cat([data.y, data.y_test]), data.classes)
     family = family or make_family(config, data.shape, outputs)
     if initial is not None:
@@ -149,6 +152,7 @@ def build_population(
     elif config.model.initial == OWN and not family.start:
         raise ConfigError("the initial weights of this run were passed from Python: pass them again, as initial=...")
     tier_of = assign_tiers(config)
+    data = flip_labels(config.attack, data, tier_of)
     examples = [len(shard) for shard in data.shards]
     omega = compute_omega(examples, tier_of, method.pools(tuple(config.tiers)))
     return make_population(
@@ -163,6 +167,13 @@ def build_population(
         outputs=outputs,
         validation=validation,
     )
+
+
+def give_tests(data: Data, seed: int) -> Data:
+    """Returns the data with test data for each device: as it came split, or else dealt."""
+    if not len(data.y_test):
+        raise ConfigError("evaluation.own scores models on each device's test data, and there is no test data")
+    return data if data.test_shards else data.split(data.shards, deal_tests(data, seed))
 
 
 def check_named_task(task: Task, config: Config) -> None:
@@ -202,14 +213,15 @@ def start_experiment(
     if config.evaluation.devices:
         last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
     optimizer = make_server_optimizer(config.server)
+    chosen = engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks))
     return Experiment(
         population=population,
-        engine=engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks)),
+        engine=replace(chosen, devices=apply_attack(config.attack, chosen.devices, population.tier_of, config.seed)),
         activate=activate or make_sampler(config.devices, config.seed, population.tier_of),
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,
-        averaging=begin_by_holder(config.server),
+        mechanism=make_mechanism(config, ranks),
         optimizer=optimizer,
         moments=optimizer.start(server, {t: holding.learned for t, holding in population.holdings.items()}),
         memory=memory,

@@ -7,9 +7,9 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
-from fedhen.algorithm.averaging import BeginAveraging
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.rounds import Round, Rules, play_rounds
 from fedhen.algorithm.sampling import Activate
@@ -19,15 +19,17 @@ from fedhen.devices.population import Population
 from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.engines.engine import Engine
+from fedhen.engines.own_models import Asked, OwnSums
 from fedhen.errors import ConfigError
 from fedhen.experiment.best_models import BestModel, Standing
-from fedhen.experiment.checkpoint_state import Restored, State, compute_digests
-from fedhen.experiment.evaluation import primary_scores, score_round
+from fedhen.experiment.checkpoint_state import Restored, State, compute_digests, find_owners
+from fedhen.experiment.evaluation import collect_own, primary_scores, score_round
 from fedhen.experiment.reported_models import ReportedModels
 from fedhen.hardware.memory import explain_out_of_memory
 from fedhen.hardware.threads import threads_per_worker, torch_threads
 from fedhen.models.model_card import ModelCard
 from fedhen.params import TierModels, count_bytes, count_elements
+from fedhen.privacy.mechanism import Mechanism
 from fedhen.runs.records import MetricInfo
 from fedhen.tasks.registry import describe_metrics, task_settings
 
@@ -42,8 +44,8 @@ class Experiment:
     server: TierModels
     memories: Memories
     last_models: ReportedModels
-    averaging: BeginAveraging
-    """How a round's updates are averaged."""
+    mechanism: Mechanism
+    """How updates are averaged."""
     optimizer: ServerOptimizer = TAKE_AVERAGE
     """Of the server."""
     moments: TierModels = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Experiment:
         rules = Rules(
             self.population.method,
             self.choose_active,
-            self.averaging,
+            self.mechanism.begin,
             self.population.local,
             self.optimizer,
             self.ranks,
@@ -103,6 +105,7 @@ class Experiment:
                 self.reported, self.reported_round = self.models(), done.number
                 scores = self.ranks.first(partial(score_round, self.population, self.engine.score, self.reported))
                 self.standing = self.judge(done.number, scores)
+                scores |= self.score_own(done.number)
             ended = time.perf_counter()
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
             step = Step({**self.record(done), **scores}, {name: round(s, 6) for name, s in timing.items()}, done.failed)
@@ -114,6 +117,20 @@ class Experiment:
             if self.standing.reason:
                 return
             began = time.perf_counter()
+
+    def score_own(self, number: int) -> dict[str, Any]:
+        """Returns the scores on the devices' own test data, as a round's record has them; empty if not asked for."""
+        if not self.config.evaluation.own:
+            return {}
+        asked = Asked(number, self.server, ("server",), self.list_own_devices())
+        found = chain.from_iterable(self.ranks.gather(self.engine.score_own(asked)))
+        return {"own": collect_own(self.population, [OwnSums(*each) for each in found])}
+
+    def list_own_devices(self) -> list[int]:
+        """Returns the devices that this rank scores: those whose state it has, and its share of the others."""
+        devices, (rank, number) = range(len(self.population.tier_of)), (self.ranks.rank, self.ranks.number)
+        owners = find_owners(self.memory, self.ranks)
+        return [device for device in devices if owners.get(device, device % number) == rank]
 
     def judge(self, number: int, scores: Mapping[str, Any]) -> Standing:
         """Returns the standing after an evaluation: by the held-out examples if there are any, else by the test set."""
@@ -188,6 +205,7 @@ class Experiment:
             **({"late": done.late} if done.late else {}),
             "loss": done.loss,
             "bytes": {"down": down, "up": up},
+            **self.mechanism.record(),
         }
 
     def state(self) -> State:

@@ -9,7 +9,8 @@ from typing import Any
 from fedhen.config.settings import Config
 from fedhen.devices.workload import Workload
 from fedhen.experiment.evaluation import primary_scores
-from fedhen.runs.records import MetricInfo
+from fedhen.runs.device_values import describe_owners
+from fedhen.runs.records import DeviceValues, MetricInfo
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def make_summary(
         **{name: found for name, found in asdict(outcome.workload).items() if found},
         "metrics": [asdict(metric) for metric in metrics],
         **({"final": final, "best": best} if scored else {}),
+        **summarise_own(metrics[0], records),
         **({"best_rounds": outcome.best_rounds} if outcome.best_rounds else {}),
         "dropped": sum(len(r["dropped"]) for r in records),
         "failed": sum(len(r.get("failed", ())) for r in records),
@@ -55,6 +57,14 @@ def make_summary(
         "bytes": sum(n for r in records for way in r["bytes"].values() for n in way.values()),
         "seconds": round(outcome.seconds, 3),
     }
+
+
+def summarise_own(metric: MetricInfo, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the last scores on the devices' own test data, spread over the devices of each tier."""
+    last: DeviceValues = next((record["own"] for record in reversed(records) if record.get("own")), {})
+    spreads = describe_owners(last, metric)
+    found = {owner: {t: asdict(spread) for t, spread in tiers.items()} for owner, tiers in spreads.items()}
+    return {"own": found} if found else {}
 
 
 def _find_best(metric: MetricInfo, values: Sequence[float | None]) -> float | None:

@@ -45,13 +45,19 @@ def write_certificates(folder: Path, hosts: Iterable[str]) -> None:
     _write_secret(folder / SERVER_KEY, _private_bytes(server))
 
 
+def make_node_key() -> tuple[str, str]:
+    """Makes the key of a node. Returns the private and the public key in OpenSSH's format."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return _private_bytes(key, serialization.PrivateFormat.OpenSSH).decode(), public.decode()
+
+
 def write_node_key(path: Path) -> None:
     """Writes the private key of a node and, with the suffix .pub, the public key for the server."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    key = ec.generate_private_key(ec.SECP384R1())
-    _write_secret(path, _private_bytes(key, serialization.PrivateFormat.OpenSSH))
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    path.with_name(path.name + ".pub").write_bytes(public + b"\n")
+    private, public = make_node_key()
+    _write_secret(path, private.encode())
+    path.with_name(path.name + ".pub").write_text(f"{public}\n", encoding="ascii")
 
 
 def _certificate(

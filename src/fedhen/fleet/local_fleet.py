@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from fedhen.config.settings import Config
 from fedhen.fleet.follow import follow, last_round
-from fedhen.fleet.processes import Processes
+from fedhen.fleet.processes import Processes, free_port
 from fedhen.fleet.project import NODES, FleetProject, node_names
 from fedhen.fleet.superlink import SuperLinkClient
 
@@ -79,10 +78,3 @@ class LocalFleet:
         yield from follow(
             self.superlink, self.superlink.start(self.config, run, resume), run, after, self.config.rounds
         )
-
-
-def free_port() -> int:
-    """Returns a port that is not in use."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -6,6 +6,7 @@ import ctypes
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -103,6 +104,13 @@ class Processes:
             # Closes its standard input: it finds nothing and ends.
             self.watcher.communicate()
             self.watcher = None
+
+
+def free_port() -> int:
+    """Returns a port of loopback that is not in use."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def find_program(name: str) -> str:

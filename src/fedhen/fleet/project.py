@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,13 @@ from fedhen.config.settings import Config
 from fedhen.errors import FleetError
 from fedhen.fileio import untrusted
 from fedhen.fleet.certificates import CA, SERVER, SERVER_KEY, write_certificates, write_node_key
+from fedhen.fleet.serve_settings import ServeSettings, read_serve_settings
 
 SETTINGS, CERTIFICATES, KEYS, DATA, NODES, HOME = "config.toml", "certificates", "keys", "data", "nodes", "flower"
-DATABASE = "superlink.db"
-IGNORED = (f"{KEYS}/", f"{CERTIFICATES}/*.key", f"{NODES}/", f"{HOME}/", f"{DATA}/", f"{DATABASE}*", "logs/")
+LOCAL = "local"
+"""The folder in `CERTIFICATES` with the certificates for connections inside this machine."""
+DATABASE, LOGS = "superlink.db", "logs"
+IGNORED = (f"{KEYS}/", f"{CERTIFICATES}/**/*.key", f"{NODES}/", f"{HOME}/", f"{DATA}/", f"{DATABASE}*", f"{LOGS}/")
 """Secrets, data and what a run writes. These do not belong in a repository."""
 CONNECTION = "fleet"
 """The name of this SuperLink in Flower's own commands."""
@@ -38,6 +42,14 @@ class FleetProject:
     path: Path
     address: str
     secure: bool = True
+    public: str = ""
+    """The address at which nodes connect to the gate; empty if they connect to the SuperLink."""
+
+    @property
+    def certificates(self) -> Path:
+        """The folder with the certificates of the SuperLink."""
+        local = self.path / CERTIFICATES / LOCAL
+        return local if self.public or local.is_dir() else self.path / CERTIFICATES
 
     @property
     def home(self) -> Path:
@@ -47,11 +59,20 @@ class FleetProject:
     def write(self, config: Config, nodes: Mapping[str, int]) -> None:
         """Writes the whole folder, which must be new."""
         self.write_app(config)
-        host = self.address.rpartition(":")[0]
+        host = (self.public or self.address).rpartition(":")[0].strip("[]")
         if self.secure:
             write_certificates(self.path / CERTIFICATES, dict.fromkeys(["127.0.0.1", "localhost", host]))
             for name in node_names(nodes):
                 write_node_key(self.path / KEYS / name)
+        if self.public:
+            self.write_gate()
+
+    def write_gate(self) -> None:
+        """Writes what `fedhen fleet serve` needs: its addresses, and certificates for loopback."""
+        known = self.public.rpartition(":")
+        listen = self.public if is_loopback(known[0]) else f":{known[2]}"
+        ServeSettings(self.public, listen, self.address).write(self.path)
+        write_certificates(self.path / CERTIFICATES / LOCAL, ["127.0.0.1", "localhost"])
 
     def write_app(self, config: Config) -> None:
         """Writes the app, its settings and the connection."""
@@ -61,10 +82,12 @@ class FleetProject:
         data.write_text(data.read_text().replace("@TEST@", str((self.path / DATA / "test.npz").resolve())))
         (self.path / SETTINGS).write_text(toml.to_toml(config, comments=True), encoding="utf-8")
         (self.path / ".gitignore").write_text("".join(f"{name}\n" for name in IGNORED), encoding="utf-8")
+        self.write_connection()
+
+    def write_connection(self) -> None:
+        """Writes the connection for Flower's own commands."""
         self.home.mkdir(exist_ok=True)
-        trust = (
-            f'root-certificates = "{(self.path / CERTIFICATES / CA).resolve()}"' if self.secure else "insecure = true"
-        )
+        trust = f'root-certificates = "{(self.certificates / CA).resolve()}"' if self.secure else "insecure = true"
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n',
             encoding="utf-8",
@@ -77,7 +100,7 @@ class FleetProject:
     def superlink_command(self, database: Path | None = None) -> list[str]:
         """Returns the command that starts the SuperLink."""
         host, _, port = self.address.rpartition(":")
-        certificates = self.path / CERTIFICATES
+        certificates = self.certificates
         tls = [
             *("--ssl-ca-certfile", str(certificates / CA), "--ssl-certfile", str(certificates / SERVER)),
             *("--ssl-keyfile", str(certificates / SERVER_KEY), "--enable-supernode-auth"),
@@ -88,8 +111,12 @@ class FleetProject:
             *(tls if self.secure else ["--insecure"]),
         ]
 
+    def server_line(self) -> str:
+        """Returns the command that starts the server of this fleet, for a shell."""
+        return shlex.join(["fedhen", "fleet", "serve", str(self.path)]) if self.public else self.superlink_line()
+
     def superlink_line(self) -> str:
-        """Returns the same for a shell, with a database of nodes and runs."""
+        """Returns the command that starts the SuperLink, for a shell, with a database of nodes and runs."""
         return shell_line(self.superlink_command(self.path / DATABASE), self.path / NODES / "superlink")
 
     def supernode_command(self, name: str, port: int, node: Mapping[str, str | int]) -> list[str]:
@@ -115,9 +142,25 @@ def open_project(path: Path) -> FleetProject:
     file = path / HOME / "config.toml"
     try:
         connection = untrusted.read_toml(file)["superlink"][CONNECTION]
-        return FleetProject(path, untrusted.check_text(connection["address"]), not connection.get("insecure", False))
+        settings = read_serve_settings(path)
+        return FleetProject(
+            path,
+            untrusted.check_text(connection["address"]),
+            not connection.get("insecure", False),
+            settings.address if settings is not None else "",
+        )
     except (OSError, *untrusted.PARSE_ERRORS):
         raise FleetError(f"{path} is not a fleet's folder: create one with `fedhen fleet init DIR`") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a host is this machine itself."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def shell_line(command: Sequence[str], home: Path) -> str:

@@ -47,6 +47,10 @@ def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
         raise FleetError(
             "evaluation.validation needs training data, which the server of a fleet never sees: set it to 0"
         )
+    if run.config.attack.kind != "none":
+        raise FleetError("attack.kind plays bad devices in simulations only: set it to none")
+    if run.config.evaluation.own:
+        raise FleetError("evaluation.own is not supported by a fleet: set it to false")
     membership, config = reopen_fleet(grid, run) if is_begun(run) else gather_fleet(grid, app, run)
     experiment = build_fleet_experiment(app, membership, replace(run, config=config))
     yield from play_run(run.folder, experiment, ResumePolicy(resume=run.resume, otherwise=START_ANOTHER_RUN))
@@ -115,6 +119,7 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
         return Engine(
             FleetDevices(start.plain.population, membership, partial(read_merged_rounds, run.folder), run.poll),
             start.scoring,
+            lambda asked: [],
         )
 
     asked = min(config.devices.number, config.devices.active + config.fleet.spare_devices)

@@ -20,7 +20,7 @@ from fedhen.fileio import untrusted
 from fedhen.fleet.certificates import CA
 from fedhen.fleet.membership import read_flower_run
 from fedhen.fleet.processes import Processes
-from fedhen.fleet.project import CERTIFICATES, CONNECTION, FleetProject
+from fedhen.fleet.project import CONNECTION, FleetProject
 from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
 
 FLWR_TIMEOUT_SECONDS = 120.0
@@ -65,7 +65,7 @@ class SuperLinkClient:
 
         Raises `FleetError` if it does not answer within `seconds`, or if its process, called `name`, has ended.
         """
-        end, how = time.monotonic() + seconds, self.project.superlink_line()
+        end, how = time.monotonic() + seconds, self.project.server_line()
         while not self.is_up():
             process = self.processes.running.get(name)
             if process is not None and process.poll() is not None:
@@ -88,7 +88,7 @@ class SuperLinkClient:
             return False
 
     def _tls_context(self) -> ssl.SSLContext:
-        path = self.project.path / CERTIFICATES / CA
+        path = self.project.certificates / CA
         try:
             return ssl.create_default_context(cafile=path)
         except OSError as error:

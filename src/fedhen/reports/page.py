@@ -12,6 +12,7 @@ from typing import Any
 from fedhen.config.validation import flatten
 from fedhen.reports.charts import Chart, list_values
 from fedhen.reports.comparison import Comparison, list_warnings
+from fedhen.reports.own_data import Distribution, has_own_values
 from fedhen.reports.plots import Plot
 from fedhen.reports.rendering import Table
 from fedhen.runs.reader import Run
@@ -41,13 +42,16 @@ class Section:
 
 
 def make_page(comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart]) -> str:
-    """Renders the report of a comparison; the first tables each get the chart of the same measure."""
-    drawings = [*map(_draw, charts), *[None] * (len(tables) - len(charts))]
+    """Renders the report of a comparison; a table is followed by the chart that belongs to it."""
+    drawings = {f"{chart.measure.name}-to-target": _draw(chart) for chart in charts}
+    if has_own_values(comparison):
+        own = Distribution(comparison)
+        drawings["own-data"] = Drawing([own.plots], own.title, f"{own.title}. {own.caption}", own.values())
     return render_page(
         title=f"{comparison.recipe}: {_join_names(comparison.methods)}",
         warnings=list_warnings(comparison),
         overview=_overview(comparison),
-        sections=[Section(t.name, t.title, t, figure) for t, figure in zip(tables, drawings, strict=True)],
+        sections=[Section(t.name, t.title, t, drawings.get(t.name)) for t in tables],
         environment=merge_environments(comparison.runs),
         configuration=_merge([run.config for run in comparison.runs]),
     )

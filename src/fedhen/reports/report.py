@@ -13,6 +13,7 @@ from fedhen.reports.charts import Chart
 from fedhen.reports.comparison import HERO, Comparison, choose_owner, compare, list_warnings
 from fedhen.reports.costs import BYTES, ROUNDS
 from fedhen.reports.figures import PNG_DPI, write_figure
+from fedhen.reports.own_data import Distribution, has_own_values
 from fedhen.reports.page import make_page
 from fedhen.reports.rendering import Table, escape_markdown, make_printable, to_latex, to_markdown, to_text
 from fedhen.reports.tables import make_tables
@@ -50,6 +51,8 @@ def write_report(
     measures = (ROUNDS, BYTES) if comparison.has_scores else ()
     charts = [Chart(comparison, chosen, owner, measure) for measure in measures]
     figures = {f"curves-{chart.measure.name}": chart.figure(comparison.tiers) for chart in charts}
+    if has_own_values(comparison):
+        figures["own-data"] = Distribution(comparison).figure()
     paths = write_files(out, _make_texts(comparison, tables, charts), figures)
     return Report(_join_texts(comparison, tables), paths)
 

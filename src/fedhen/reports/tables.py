@@ -18,6 +18,7 @@ from fedhen.reports.costs import (
 )
 from fedhen.reports.names import GAIN, LOWER_BOUND, OWNER_NAMES, SEEDS_TO_TARGET, capitalise
 from fedhen.reports.outcome import make_outcome_table
+from fedhen.reports.own_data import has_own_values, make_own_table
 from fedhen.reports.rendering import Group, Table
 from fedhen.reports.targets import TierTargets, describe_auto_rule, format_target
 from fedhen.runs.reader import Run
@@ -28,7 +29,8 @@ def make_tables(comparison: Comparison, targets: Mapping[str, TierTargets], owne
     """Makes the tables of a report. Without scores there are no targets to reach, only the outcome."""
     measures = (ROUNDS, BYTES, OWN_BYTES) if comparison.has_scores else ()
     costs = (make_cost_table(comparison, targets, owner, measure) for measure in measures)
-    return (*costs, make_outcome_table(comparison))
+    own = (make_own_table(comparison),) if has_own_values(comparison) else ()
+    return (*costs, make_outcome_table(comparison), *own)
 
 
 def make_cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], owner: str, measure: Measure) -> Table:

@@ -18,6 +18,8 @@ Scores = dict[str, dict[str, Share]]
 """Owner ("devices" or "server") -> tier -> accuracy."""
 Values = dict[str, dict[str, float | None]]
 """Owner ("devices" or "server") -> tier -> a metric; None if it is not finite."""
+DeviceValues = dict[str, dict[str, list[float | None]]]
+"""Owner -> tier -> a metric of each of its devices, in their order; None for a device without test data."""
 
 LONGEST_NAME = 100
 """Characters of a metric's name and unit together."""
@@ -40,6 +42,8 @@ class RoundRecord:
     loss: float | None = None
     bytes: dict[str, dict[str, int]]
     """Direction ("down" or "up") -> tier -> bytes."""
+    bound: NonNegative | None = None
+    """The largest norm of a device's change, if changes are bounded."""
     accuracy: Scores = field(default_factory=dict)
     """Empty if the round was not evaluated."""
     ensemble: Values = field(default_factory=dict)
@@ -48,14 +52,16 @@ class RoundRecord:
     """The primary metric on the held-out training examples; empty if none are held out."""
     metrics: dict[str, Values] = field(default_factory=dict)
     """Metric -> its values, for all metrics but accuracy."""
+    own: DeviceValues = field(default_factory=dict)
+    """The primary metric on each device's own test data; empty if it was not asked for."""
     distance: dict[str, float] | None = None
     """Tier -> distance between its server model and the deepest tier's."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as it is written, without the keys that it leaves out."""
-        optional = ("failed", "late", "accuracy", "ensemble", "validation", "metrics")
+        optional = ("failed", "late", "accuracy", "ensemble", "validation", "metrics", "own")
         absent = [name for name in optional if not getattr(self, name)]
-        absent += ["distance"] * (self.distance is None)
+        absent += [name for name in ("bound", "distance") if getattr(self, name) is None]
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
     def values(self, metric: str) -> Values:
@@ -150,7 +156,9 @@ class Summary:
     training_operations: dict[str, Count] = field(default_factory=dict)
     """Tier -> operations of one example in training; empty in runs from before they were counted."""
     examples: list[Count] = field(default_factory=list)
-    """The number of training examples of each device; empty in runs from before it was recorded."""
+    """The number of training examples of each device; empty in private runs and those from before it was recorded."""
+    tier_examples: dict[str, Count] = field(default_factory=dict)
+    """Tier -> their sum, in private runs."""
     rounds: int = 0
     """The rounds that were played."""
     stopped: Stopped | None = None

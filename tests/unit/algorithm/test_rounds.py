@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from fedhen import Family
-from fedhen.algorithm.averaging import begin_by_holder
 from fedhen.algorithm.methods import FEDHEN
 from fedhen.algorithm.rounds import Devices, Rules, Sent, play_rounds
 from fedhen.algorithm.sampling import make_sampler
@@ -23,6 +22,7 @@ from fedhen.data.dataset import Data
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.runner import play_run
 from fedhen.params import TierModels, Weights
+from fedhen.privacy.mechanism import Mechanism
 from support.families import came_back, two_exits
 from support.noise import config, data, experiment, first, one_round
 
@@ -77,7 +77,7 @@ def test_the_order_in_which_devices_train_does_not_matter() -> None:
     def play(reverse: bool) -> TierModels:
         run = experiment()
         devices = Reversed(run.engine.devices) if reverse else run.engine.devices
-        rules = Rules(FEDHEN, make_sampler(run.config.devices, 0), begin_by_holder(ServerConfig()))
+        rules = Rules(FEDHEN, make_sampler(run.config.devices, 0), Mechanism(ServerConfig()).begin)
         *_, last = play_rounds(run.server, run.memories, devices, rules, range(1, 4))
         return last.server
 
@@ -104,7 +104,7 @@ def test_bernoulli_sampling_varies_in_number() -> None:
 
 def test_a_round_without_devices_changes_nothing() -> None:
     run = experiment()
-    (only,) = one_round(run, run.engine.devices, [], Rules(FEDHEN, run.activate, run.averaging))
+    (only,) = one_round(run, run.engine.devices, [], Rules(FEDHEN, run.activate, run.mechanism.begin))
     assert only.loss is None
     assert all(torch.equal(only.server["complex"][n], t) for n, t in run.server["complex"].items())
 
@@ -202,8 +202,8 @@ class Poisoned:
 def test_one_bad_number_drops_its_device(bad: float) -> None:
     run = experiment()
     devices = Poisoned(run.engine.devices, 3, bad)
-    (done,) = one_round(run, devices, [0, 3, 6], Rules(FEDHEN, run.activate, run.averaging))
-    (without,) = one_round(run, run.engine.devices, [0, 6], Rules(FEDHEN, run.activate, run.averaging))
+    (done,) = one_round(run, devices, [0, 3, 6], Rules(FEDHEN, run.activate, run.mechanism.begin))
+    (without,) = one_round(run, run.engine.devices, [0, 6], Rules(FEDHEN, run.activate, run.mechanism.begin))
     assert done.dropped == [3] and [u.device for u in done.updates] == [0, 6]
     assert all(torch.equal(done.server["complex"][n], t) for n, t in without.server["complex"].items())
 
@@ -211,5 +211,5 @@ def test_one_bad_number_drops_its_device(bad: float) -> None:
 def test_a_loss_that_is_not_finite_is_recorded_as_none() -> None:
     """The weights may be finite all the same, as where a model masks a class with −∞."""
     run = experiment()
-    (done,) = one_round(run, run.engine.devices, [0], Rules(FEDHEN, run.activate, run.averaging))
+    (done,) = one_round(run, run.engine.devices, [0], Rules(FEDHEN, run.activate, run.mechanism.begin))
     assert replace(done, losses={0: math.inf}).loss is None

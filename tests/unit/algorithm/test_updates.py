@@ -81,7 +81,7 @@ def test_an_update_has_the_number_of_images_and_the_trained_weights() -> None:
 def test_nosides_exit_averaged_over_simple_devices_only() -> None:
     """With `server.untrained_weights=skip` the server's exit is the mean over simple devices, 2 of the 3 active."""
     run = experiment("noside", server={"untrained_weights": "skip"})
-    (done,) = one_round(run, run.engine.devices, [0, 1, 7], Rules(NOSIDE, run.activate, run.averaging))
+    (done,) = one_round(run, run.engine.devices, [0, 1, 7], Rules(NOSIDE, run.activate, run.mechanism.begin))
     simple = [u.weights["exit.weight"] for u in done.updates if u.tier == "simple"]
     torch.testing.assert_close(done.server["complex"]["exit.weight"], (simple[0] + simple[1]) / 2)
 

@@ -1,0 +1,155 @@
+"""How models do on the devices' own test data: a table of the spread over devices, and a chart of the distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedhen.reports.comparison import Comparison
+from fedhen.reports.curves import Line, choose_looks
+from fedhen.reports.names import SEEDS, capitalise
+from fedhen.reports.outcome import choose_format
+from fedhen.reports.plots import Curve, Plot
+from fedhen.reports.rendering import Group, Table
+from fedhen.runs.device_values import Spread, describe_owners
+from fedhen.runs.reader import Run
+from fedhen.runs.records import DeviceValues, MetricInfo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OWN_LABELS = {"server": "server’s model"}
+"""Owner of the models -> how tables call it."""
+MEANING = (
+    "{metric} on the test data of each device, after the last round in which it was recorded. Every device of a tier "
+    "counts once. A tenth is the mean of the worst or of the best tenth of the devices."
+)
+STEP = 5
+"""Percent of the devices between two points of the distribution."""
+
+
+def has_own_values(comparison: Comparison) -> bool:
+    return any(last_values(run) for run in comparison.runs)
+
+
+def last_values(run: Run) -> DeviceValues:
+    """Returns the last values on the devices' own test data; empty if there are none."""
+    return next((record.own for record in reversed(run.rounds) if record.own), {})
+
+
+def make_own_table(comparison: Comparison) -> Table:
+    """Makes a table of the spread over devices: by tier and owner, a column for each method."""
+    metric = comparison.metric
+    groups = [Group(f"{tier} devices", tuple(_list_rows(comparison, tier))) for tier in comparison.tiers]
+    return Table(
+        name="own-data",
+        title=f"{capitalise(metric.title)} on devices’ own test data",
+        columns=("Measure", *map(comparison.heading, comparison.methods)),
+        groups=tuple(groups),
+        meaning=MEANING.format(metric=capitalise(metric.title)),
+        notes=(f"{SEEDS}.",) if comparison.several_seeds else (),
+    )
+
+
+def _list_rows(comparison: Comparison, tier: str) -> Iterator[tuple[str, ...]]:
+    metric = comparison.metric
+    unit = f", {metric.unit}" if metric.unit else ""
+    measures: dict[str, Callable[[Spread], float | None]] = {
+        f"mean{unit}": lambda spread: spread.mean,
+        f"deviation{unit}": lambda spread: spread.deviation,
+        f"worst tenth{unit}": lambda spread: spread.worst_tenth,
+        f"best tenth{unit}": lambda spread: spread.best_tenth,
+    }
+    for owner in _list_owners(comparison):
+        spreads = [[_find_spread(run, metric, owner, tier) for run in runs] for runs in comparison.by_method.values()]
+        for measure, read in measures.items():
+            cells = (
+                _format([metric.scale(v) for s in each if s and (v := read(s)) is not None], metric) for each in spreads
+            )
+            yield f"{OWN_LABELS[owner]}, {measure}", *cells
+
+
+def _list_owners(comparison: Comparison) -> list[str]:
+    return [owner for owner in OWN_LABELS if any(owner in last_values(run) for run in comparison.runs)]
+
+
+def _find_spread(run: Run, metric: MetricInfo, owner: str, tier: str) -> Spread | None:
+    return describe_owners(last_values(run), metric).get(owner, {}).get(tier)
+
+
+def _format(values: Sequence[float], metric: MetricInfo) -> str:
+    return choose_format(metric, values)(values) if values else "–"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The values of a tier's devices from the worst to the best, a curve for each method and owner."""
+
+    comparison: Comparison
+
+    @property
+    def title(self) -> str:
+        return f"{capitalise(self.comparison.metric.title)} of the devices, from the worst to the best"
+
+    @property
+    def caption(self) -> str:
+        seeds = " The devices of all seeds together." if self.comparison.several_seeds else ""
+        return f"Each device is scored on its own test data.{seeds}"
+
+    @property
+    def plots(self) -> tuple[Plot, ...]:
+        return tuple(map(self._plot, self.comparison.tiers))
+
+    def figure(self) -> Figure:
+        from fedhen.reports.figures import draw_plots
+
+        return draw_plots(self.plots)
+
+    def values(self) -> Table:
+        """Returns every point of the curves as a table."""
+        metric = self.comparison.metric
+        groups = []
+        for plot in self.plots:
+            rows = [
+                (f"{share} %", *(_format(curve.line.mean[at : at + 1], metric) for curve in plot.curves))
+                for at, share in enumerate(range(0, 101, STEP))
+            ]
+            groups.append(Group(plot.title, tuple(rows)))
+        names = [curve.name for curve in self.plots[0].curves]
+        return Table("own-values", "Values of the curves", ("Share of devices", *names), tuple(groups), "")
+
+    def _plot(self, tier: str) -> Plot:
+        metric, curves = self.comparison.metric, list[Curve]()
+        names = [(m, o) for m in self.comparison.methods for o in _list_owners(self.comparison)]
+        looks = choose_looks([f"{method}: {OWN_LABELS[owner]}" for method, owner in names])
+        for (method, owner), (name, look) in zip(names, looks.items(), strict=True):
+            found = [last_values(run).get(owner, {}).get(tier, []) for run in self.comparison.by_method[method]]
+            values = sorted(
+                (metric.scale(v) for each in found for v in each if v is not None), reverse=not metric.higher_is_better
+            )
+            curves.append(Curve(name, look, _make_line(values)))
+        unit = f", {metric.unit}" if metric.unit else ""
+        empty = not any(curve.line.spent for curve in curves)
+        return Plot(
+            title=f"{tier} devices",
+            x_label="devices from the worst, %",
+            y_label=f"test {metric.title}{unit} on own data",
+            curves=curves,
+            excuse="no device with test data" if empty else "",
+            x_end=100,
+        )
+
+
+def _make_line(values: Sequence[float]) -> Line:
+    """Returns the quantiles of sorted values as a curve."""
+    shares = list(range(0, 101, STEP)) if values else []
+    middle = [_quantile(values, share / 100) for share in shares]
+    return Line(rounds=shares, spent=[float(share) for share in shares], mean=middle, low=middle, high=middle)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    place = share * (len(values) - 1)
+    low = int(place)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (place - low) * (values[high] - values[low])
