@@ -23,13 +23,12 @@ from fedhen.experiment import provenance
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.evaluation import score_models
 from fedhen.experiment.experiment import Experiment, Step
+from fedhen.experiment.recount import SHAPES
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.peak import measure_product_rate, read_peak_memory, reset_peak_memory, synchronise
 from fedhen.models.operations import count_training_operations
 from fedhen.params import count_bytes
 
-SHAPES = {"cifar10": (3, 32, 32, 10), "cifar100": (3, 32, 32, 100)}
-"""Channels, height, width and classes of data that random numbers can replace."""
 PLAIN_ROUNDS, PLAIN_SECONDS = 10, 40.0
 """The plain loop is measured for at most this many rounds and seconds, and for at least one round."""
 TIMING_SECONDS = 4.0

@@ -1,33 +1,16 @@
-"""What a round asks of the devices: the operations of an example in each tier, and the examples of each device."""
+"""Measures the workload of a population: counts what its models compute and what its devices hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from fedhen import seeds
 from fedhen.devices.population import Population
 from fedhen.models.operations import count_operations, count_training_operations
-
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Numbers from which reports and planners derive what a round costs a device."""
-
-    operations: Mapping[str, int] = field(default_factory=dict)
-    """Tier -> operations of one example in its model; without the tiers for which they cannot be counted."""
-    training_operations: Mapping[str, int] = field(default_factory=dict)
-    """Tier -> operations of one example in training: forward and backward."""
-    examples: Sequence[int] = ()
-    """The number of training examples of each device; empty if the run is to be private."""
-    tier_examples: Mapping[str, int] = field(default_factory=dict)
-    """Tier -> their sum, in private runs, whose records say nothing of a single device's data."""
+from fedhen.profiles.workload import Workload
 
 
 def measure_workload(population: Population) -> Workload:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.config import toml
-from fedhen.devices.workload import Workload
 from fedhen.errors import CheckpointError
 from fedhen.experiment import checkpoint_files
 from fedhen.experiment.checkpoint_files import Checkpoint, DamagedCheckpoint
@@ -18,6 +17,7 @@ from fedhen.fileio.atomic import write_json
 from fedhen.fileio.locks import lock_folder
 from fedhen.fileio.untrusted import PARSE_ERRORS, check_number
 from fedhen.params import count_elements
+from fedhen.profiles.workload import Workload
 from fedhen.runs.folders import find_config
 from fedhen.runs.layout import ROUNDS, SUMMARY
 from fedhen.runs.reader import Run, read_run

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedhen.config.settings import Config
-from fedhen.devices.workload import Workload
 from fedhen.experiment.evaluation import primary_scores
+from fedhen.profiles.workload import Workload
 from fedhen.runs.device_values import describe_owners
 from fedhen.runs.records import DeviceValues, MetricInfo
 

@@ -208,6 +208,24 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
+class DevicesSettings:
+    """[devices] of config.toml."""
+
+    number: Positive = 100
+    tiers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """[training] of config.toml."""
+
+    epochs: Positive = 5
+    batch_size: Positive = 50
+    max_steps: Count = 0
+    last_batch: str = "keep"
+
+
+@dataclass(frozen=True)
 class Settings:
     """The settings of config.toml that reports interpret; the others are only compared and printed."""
 
@@ -220,6 +238,8 @@ class Settings:
     evaluation: EvaluationSettings = EvaluationSettings()
     local: LocalSettings = LocalSettings()
     data: DataSettings = DataSettings()
+    devices: DevicesSettings = DevicesSettings()
+    training: TrainingSettings = TrainingSettings()
     targets: dict[str, list[float]] = field(default_factory=dict)
 
 

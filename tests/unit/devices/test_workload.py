@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_a_run_records_its_workload(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["examples"] == [3, 5, 4, 8]
     assert set(summary["training_operations"]) == {"simple", "complex"} and "tier_examples" not in summary
-    private = {"privacy": {"mechanism": "bounded", "bound": 1.0}, "devices": {"active": 2}}
+    private: dict[str, Any] = {"privacy": {"mechanism": "bounded", "bound": 1.0}, "devices": {"active": 2}}
     fedhen.train(two_exits(), data, run_dir=tmp_path / "private", rounds=1, accelerator="cpu", **private)
     summary = json.loads((tmp_path / "private" / "summary.json").read_text())
     assert "examples" not in summary and summary["tier_examples"] == {"simple": 8, "complex": 12}
