@@ -16,8 +16,9 @@ demo: .venv/demo
 quick: .venv/ready
 	$(BIN)/python -m pytest -n 2 -m "not slow and not process and not fleet and not fuzz and not gpu"
 
+# Four processes even on two cores: tests of kills, ranks and fleets mostly wait.
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
 # ExecuTorch needs one torch exactly, and brings many packages.
 executorch: .venv-executorch/ready

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         TaskConfig,
         TrainingConfig,
     )
+    from fedhen.config.wire_settings import WireConfig
     from fedhen.data.dataset import Data, FederatedData, arrays, from_datasets, from_table, per_device
     from fedhen.data.spec import Normalisation
     from fedhen.deploy.cascade import Cascade
@@ -79,6 +80,7 @@ _HOMES = {
         ),
         *("TaskConfig", "TrainingConfig"),
     ),
+    "fedhen.config.wire_settings": ("WireConfig",),
     "fedhen.data.dataset": (*("Data", "FederatedData", "arrays", "from_datasets", "from_table", "per_device"),),
     "fedhen.data.spec": ("Normalisation",),
     "fedhen.deploy.cascade": ("Cascade",),
@@ -137,6 +139,7 @@ __all__ = [
     "Trained",
     "TrainingConfig",
     "UserError",
+    "WireConfig",
     "__version__",
     "arrays",
     "compare",

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import Context, Message
 from flwr.cli.build import build_fab_from_disk
-from safetensors.torch import load_file
+from flwr.clientapp import ClientApp
+from safetensors.torch import load, load_file
 
 import fedhen
 from fedhen.algorithm.methods import METHODS
@@ -24,6 +26,8 @@ from fedhen.fleet.app import recipe_app
 from fedhen.fleet.new_project import create_project
 from fedhen.fleet.project import FleetProject
 from fedhen.fleet.server import FleetRun, play
+from fedhen.fleet.wire_format import content_of
+from fedhen.params import count_bytes
 from fedhen.runs.reader import read_run
 from fedhen.runs.records import Subject
 from support.fleets import fleet_config, play_fleet, same_models, simulate
@@ -91,6 +95,53 @@ def test_optimisers_whose_state_stays_on_the_nodes_give_the_simulators_bytes(
     files = sorted((tmp_path / "nodes").rglob("round-*.safetensors"))
     kinds = {key.partition("/")[0] for key in load_file(files[-1]) if "/" in key}
     assert kinds == ({"momentum"} if optimisers == "momentum" else {"mean", "square", "steps"})
+
+
+CODECS = {
+    "bf16": ["wire.down=bf16", "wire.up=bf16"],
+    "int8": ["wire.down=bf16", "wire.up=int8"],
+    "topk": ["wire.up=topk", "wire.keep=0.2"],
+    "topk, adam": ["wire.up=topk", "training.optimizer=adam", "training.lr=0.01", "training.optimizer_state=device"],
+    "width": ["wire.up=topk", "wire.down=bf16", "model.nesting=width", "model.rates={simple=0.5, complex=1.0}"],
+    "down": ["wire.down=bf16"],
+}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_coded_updates_give_the_simulators_bytes(codec: str, tmp_path: Path) -> None:
+    """Nodes send the encoded tensors, and keep what top-k has not sent in their folders."""
+    chosen = fleet_config("fedhen", "plain", "rounds=4", *CODECS[codec])
+    there, here = simulate(chosen, tmp_path / "simulated"), play_fleet(chosen, tmp_path / "fleet", tmp_path / "nodes")
+    assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
+    assert same_models(here, there)
+    kept = {key.partition("/")[0] for path in (tmp_path / "nodes").rglob("round-*") for key in load_file(path)}
+    assert ("residual" in kept) == ("wire.up=topk" in CODECS[codec])
+
+
+@pytest.mark.parametrize("up", ["fp32", "bf16", "int8", "topk"])
+def test_recorded_bytes_are_those_of_the_tensors_on_the_wire(up: str, tmp_path: Path) -> None:
+    """Without the names, shapes and types before them, which the safetensors format writes as a header."""
+    chosen = fleet_config("fedhen", "plain", "rounds=1", "devices.active=6", f"wire.up={up}", "wire.down=bf16")
+    inside, sent = grid(assign_tiers(chosen), tmp_path / "nodes"), {"down": 0, "up": 0}
+    for node in inside.nodes.values():
+        node.app = counting(node.app, sent)
+    (step,) = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
+    assert {way: sum(tiers.values()) for way, tiers in step.record["bytes"].items()} == sent
+
+
+def counting(app: ClientApp, sent: dict[str, int]) -> ClientApp:
+    """Returns an app that adds up the bytes of the tensors that a node receives and sends."""
+    outer = ClientApp()
+    outer.query()(lambda message, context: app(message, context))
+
+    @outer.train()
+    def train(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        for way, content in (("down", message.content), ("up", reply.content)):
+            sent[way] += count_bytes(load(content_of(content["model"])))
+        return reply
+
+    return outer
 
 
 def test_models_of_a_fleets_run_that_is_not_finished_are_the_simulators(tmp_path: Path) -> None:

@@ -29,20 +29,26 @@ from support.inside import InsideGrid, InsideNode, grid
 from support.spoiling import (
     Spoil,
     another_record,
+    below_the_least,
     claims_to_be_enormous,
     enormous,
     extra_name,
     garbage,
     missing_name,
     nan,
+    negative_scale,
     new_record,
     no_loss,
     nothing,
     other_classes,
+    place_beyond_the_end,
+    places_of_deeper_weights,
+    places_out_of_order,
     raised,
     spoiling,
     steering,
     two_arrays,
+    uncoded,
     wrong_shape,
     wrong_type,
 )
@@ -82,6 +88,33 @@ def test_a_malformed_answer_is_left_out(spoil: Spoil, told: str, tmp_path: Path)
     assert record.failed == [4] and record.active == [*range(6)] and record.dropped == []
     (error,) = (json.loads(line) for line in (here / "errors.jsonl").read_text().splitlines())
     assert told in error["error"] and error["error"].isprintable() and len(error["error"]) <= 300
+    assert same_models(here, there)
+
+
+CODED: list[tuple[str, Spoil, str]] = [
+    ("int8", below_the_least, "below -127"),
+    ("int8", negative_scale, "negative"),
+    ("int8", uncoded, "bytes instead of"),
+    ("topk", place_beyond_the_end, "places of its update"),
+    ("topk", places_out_of_order, "places of its update"),
+    ("topk", places_of_deeper_weights, "places of its update"),
+    ("topk", wrong_type, "another type"),
+    ("bf16", missing_name, "bytes instead of"),
+]
+
+
+@pytest.mark.parametrize(("up", "spoil", "told"), CODED, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_malformed_coded_answer_is_left_out(up: str, spoil: Spoil, told: str, tmp_path: Path) -> None:
+    chosen = fleet_config(
+        "fedhen", "plain", "rounds=1", "devices.active=6", "evaluation.devices=false", f"wire.up={up}"
+    )
+    inside = grid(assign_tiers(chosen), tmp_path / "nodes")
+    inside.nodes[1000 - 7 * 4].app = spoiling(spoil)
+    with pytest.warns(UserWarning, match="a device failed"):
+        here = play_grid(inside, chosen, tmp_path / "fleet")
+    there = simulate_with_only(lambda _: [0, 1, 2, 3, 5], chosen, tmp_path / "simulated")
+    (error,) = (json.loads(line) for line in (here / "errors.jsonl").read_text().splitlines())
+    assert error["device"] == 4 and told in error["error"]
     assert same_models(here, there)
 
 
@@ -213,7 +246,9 @@ OPTIMISERS = [
 
 
 @pytest.mark.parametrize(
-    ("local", "more"), [("scaffold", []), ("feddyn", []), ("plain", []), ("feddyn", OPTIMISERS)], ids=str
+    ("local", "more"),
+    [("scaffold", []), ("feddyn", []), ("plain", []), ("feddyn", OPTIMISERS), ("fedprox", ["wire.up=topk"])],
+    ids=str,
 )
 def test_nodes_return_to_the_round_of_a_restored_server(local: str, more: list[str], tmp_path: Path) -> None:
     """The nodes have trained round 3, but the server resumes after round 2. The nodes have new ids."""

@@ -47,6 +47,8 @@ RUNS: dict[str, dict[str, Any]] = {
         "training": {"optimizer": "adamw", "lr": 0.01, "optimizer_state": "device", "epsilon": 0.01},
         "server": {"optimizer": "adam", "lr": 0.1, "tau": 0.1},
     },
+    "topk": {"wire": {"down": "bf16", "up": "topk", "keep": 0.3}},
+    "int8": {"wire": {"up": "int8"}},
 }
 """Name -> settings."""
 

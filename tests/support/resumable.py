@@ -11,9 +11,10 @@ SETTINGS = [
 RUNS_TO_KILL = {
     "plain": ["checkpoint.rounds=1", "runtime.storage=disk"],
     "scaffold": ["local.name=scaffold", "checkpoint.rounds=3", "runtime.engine=fast"],
-    "optimisers": [
+    "optimisers, coded": [
         *("training.optimizer=adamw", "training.lr=0.01", "training.optimizer_state=device"),
         *("server.optimizer=yogi", "server.lr=0.1", "runtime.engine=fast", "runtime.storage=disk"),
+        *("wire.down=bf16", "wire.up=topk"),
     ],
     "by loss": ["devices.sampling=loss", "evaluation.every=3"],
 }

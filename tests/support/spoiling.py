@@ -17,6 +17,7 @@ from fedhen.fleet.app import recipe_app
 from fedhen.fleet.apps import client_app
 from fedhen.fleet.client_state import store_configs
 from fedhen.params import Weights
+from fedhen.wire.codecs import INDICES, SCALES, VALUES
 
 Spoil = Callable[[RecordDict], Any]
 
@@ -117,6 +118,45 @@ def steering(content: RecordDict) -> RecordDict:
 
 def raised(content: RecordDict) -> Error:
     return Error(code=2, reason="<class 'ValueError'>\n\x1b[2J")
+
+
+def below_the_least(content: RecordDict) -> RecordDict:
+    """Sends -128, which no 8-bit value of an update is."""
+    model = weights(content)
+    model[VALUES][0] = -128
+    return put(content, model)
+
+
+def negative_scale(content: RecordDict) -> RecordDict:
+    model = weights(content)
+    model[SCALES][-1] = -1.0
+    return put(content, model)
+
+
+def place_beyond_the_end(content: RecordDict) -> RecordDict:
+    model = weights(content)
+    model[INDICES][-1] = 2**31 - 1
+    return put(content, model)
+
+
+def places_out_of_order(content: RecordDict) -> RecordDict:
+    """Sends a place twice."""
+    model = weights(content)
+    model[INDICES][1] = model[INDICES][0]
+    return put(content, model)
+
+
+def places_of_deeper_weights(content: RecordDict) -> RecordDict:
+    """Sends the largest changes of the whole model in the place of those of the shared weights."""
+    model = weights(content)
+    number = len(model[INDICES])
+    model[INDICES] = torch.arange(int(model[INDICES][-1]) - number, int(model[INDICES][-1])).to(torch.int32)
+    return put(content, model)
+
+
+def uncoded(content: RecordDict) -> RecordDict:
+    """Sends weights as they are, although the run codes them."""
+    return put(content, {"body.weight": torch.zeros(100), "top.weight": torch.zeros(1)})
 
 
 def spoiling(spoil: Spoil) -> ClientApp:

@@ -23,6 +23,7 @@ LAYERS = [
         "tasks",
         "models",
         "algorithm",
+        "wire",
         "privacy",
         "devices",
     ),

@@ -218,6 +218,15 @@ def test_all_examples_of_the_page_on_data_run(
 
 
 @pytest.mark.slow
+def test_the_commands_of_the_page_on_codecs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "wire.md").read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for command in block.splitlines():
+        tiny = [*TINY_OPTIONS, "--rounds", "2", "--quiet", "--accelerator", "cpu"] if " run " in command else []
+        assert main([*shlex.split(command)[1:], *tiny]) == 0, command
+
+
+@pytest.mark.slow
 def test_the_commands_of_the_page_on_trackers_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

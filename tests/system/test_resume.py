@@ -74,7 +74,7 @@ def stopped_after(forks: Forks, command: list[str], folder: Path, rounds: int, n
     return started
 
 
-@pytest.mark.parametrize(("kind", "kills"), [("plain", 7), ("scaffold", 7), ("optimisers", 6), ("by loss", 6)])
+@pytest.mark.parametrize(("kind", "kills"), [("plain", 7), ("scaffold", 7), ("optimisers, coded", 6), ("by loss", 6)])
 def test_a_run_that_is_killed_again_and_again_gives_the_same_bytes(
     kind: str, kills: int, forks: Forks, tmp_path: Path
 ) -> None:

@@ -28,6 +28,8 @@ class Update:
     """For tensors with a row for each class: a mask of the rows that count in the average. By default all rows do."""
     memory_change: Weights = field(default_factory=dict)
     """By how much the device's memory changed; empty if the local variant has no memory."""
+    encoded: Weights = field(default_factory=dict)
+    """What the device sends: its weights as they are or, with a codec, named tensors that code them."""
     omega: float = 1.0
     """ω_i = n_i·N/n: the device's share of its pool's data, 1 if all devices have the same amount."""
 

@@ -21,6 +21,7 @@ from fedhen.config.settings import (
     StopConfig,
     TrainingConfig,
 )
+from fedhen.config.wire_settings import WireConfig
 
 Table = Mapping[str, Any]
 """Settings of a section by name."""
@@ -46,6 +47,7 @@ class Settings(TypedDict, total=False):
     checkpoint: CheckpointConfig | Table
     fleet: FleetConfig | Table
     stop: StopConfig | Table
+    wire: WireConfig | Table
     targets: Mapping[str, Sequence[float]]
     out: str | os.PathLike[str] | None
     """The old name of `run_dir`."""

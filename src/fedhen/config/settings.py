@@ -11,6 +11,7 @@ from typing import Literal
 from fedhen.config.optimizer_settings import check_optimizers
 from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
 from fedhen.config.setting import setting
+from fedhen.config.wire_settings import WireConfig, check_wire
 from fedhen.errors import ConfigError, unknown_name
 
 ACCELERATORS = ("auto", "cpu", "cuda")
@@ -357,6 +358,7 @@ class Config:
     attack: AttackConfig = field(default_factory=AttackConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     stop: StopConfig = field(default_factory=StopConfig)
+    wire: WireConfig = field(default_factory=WireConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     fleet: FleetConfig = field(default_factory=FleetConfig)
@@ -392,6 +394,7 @@ class Config:
         if 0 in self.tier_sizes().values():
             raise ConfigError(f"devices.number={self.devices.number} leaves a tier without a device: raise it")
         check_optimizers(self.training, self.server, self.local)
+        check_wire(self.wire, self.local)
         if self.devices.tiers and Counter(self.devices.tiers) != self.tier_sizes():
             raise ConfigError(
                 f"devices.tiers has {_list(Counter(self.devices.tiers))}, but tiers and devices.number make "

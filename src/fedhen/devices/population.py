@@ -25,6 +25,7 @@ from fedhen.models.family import Family
 from fedhen.params import TierModels, Weights, numel
 from fedhen.tasks import Classification, Task
 from fedhen.tasks.registry import make_task
+from fedhen.wire.wire import Wire, make_wires
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Population:
     objectives: Mapping[str, Objective]
     """What the devices of each tier minimise."""
     local: LocalVariant
+    wires: Mapping[str, Wire]
+    """What is sent between the server and the devices of each tier."""
     omega: Sequence[float]
     """Each device's share of its pool's data; 1 if all have the same."""
     precision: Precision
@@ -76,16 +79,17 @@ class Population:
     @property
     def keeps_state(self) -> bool:
         """Whether devices keep anything from one of their rounds to the next."""
-        return self.local.remember is not None or self.config.training.optimizer_state == "device"
+        kept = self.local.remember is not None or self.config.training.optimizer_state == "device"
+        return kept or any(wire.keeps_rest for wire in self.wires.values())
 
     def state_like(self, tier: str, weights: Mapping[str, Tensor]) -> Weights:
         """Returns tensors with the names, shapes and types of what a device of a tier keeps between its rounds.
 
-        That is the local variant's memory and the optimiser's state, and nothing if there is neither. `weights` are
-        those of the tier; the values are not used.
+        That is the local variant's memory, the optimiser's state and what a codec has not sent yet, and nothing if
+        there is none of them. `weights` are those of the tier; the values are not used.
         """
         memory = self.select_learned(tier, weights) if self.local.remember is not None else {}
-        return {**memory, **self.optimizer_like(tier, weights)}
+        return {**memory, **self.optimizer_like(tier, weights), **self.wires[tier].kept_like(weights)}
 
     def optimizer_like(self, tier: str, weights: Mapping[str, Tensor]) -> Weights:
         """Returns the optimiser's part of `state_like`."""
@@ -146,6 +150,7 @@ def make_population(
         if name not in family.tiers:
             raise unknown_name("exit in objective.exit_weights", name, family.tiers)
     objectives = {t: configure_objective(method.objective, family.exits(t), config.objective, task) for t in tiers}
+    holdings = find_holdings(family, objectives, method.pools, data.sample())
     return Population(
         config=config,
         method=method,
@@ -153,9 +158,10 @@ def make_population(
         task=task,
         data=data,
         tier_of=tier_of,
-        holdings=find_holdings(family, objectives, method.pools, data.sample()),
+        holdings=holdings,
         objectives=objectives,
         local=make_local_variant(config.local),
+        wires=make_wires(config.wire, {t: h.shapes for t, h in holdings.items()}, method.pools(tiers)),
         omega=omega,
         examples=examples,
         precision=choose_precision(config.runtime.precision, data.device),

@@ -15,6 +15,7 @@ from fedhen.algorithm.rounds import Devices
 from fedhen.config.settings import TrainingConfig
 from fedhen.devices.population import Population
 from fedhen.distributed.communicator import Ranks
+from fedhen.engines.coded import CodedDevices
 from fedhen.engines.own_models import OwnModels, ScoreOwn
 from fedhen.engines.parallel import ParallelDevices
 from fedhen.engines.scoring import Score, Scoring
@@ -50,9 +51,11 @@ def choose_engine(start: EngineParts) -> Engine:
     """Returns the configured engine. With several ranks, it trains the devices of this rank."""
     plain, runtime = start.plain, start.plain.population.config.runtime
     engine = make_plain_engine(start) if runtime.engine == "plain" else choose_fast_engine(start)
-    if start.ranks.number == 1:
-        return engine
-    return replace(engine, devices=ShardedDevices(engine.devices, plain.population, plain.memory, start.ranks))
+    if start.ranks.number > 1:
+        engine = replace(engine, devices=ShardedDevices(engine.devices, plain.population, plain.memory, start.ranks))
+    if plain.population.config.wire.codes:
+        engine = replace(engine, devices=CodedDevices(engine.devices, plain.population))
+    return engine
 
 
 def make_plain_engine(start: EngineParts) -> Engine:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedhen import seeds
@@ -63,7 +65,7 @@ class SequentialDevices:
         try:
             context = self.local_context(device, sent)
             result = result or self.train_locally(round_number, device, sent, context)
-            return self.make_update(round_number, device, result, context)
+            return self.make_update(round_number, device, result, context, sent)
         except Exception as error:
             return Failure(device, describe_device_error(error))
 
@@ -90,9 +92,13 @@ class SequentialDevices:
         weights = {n: trained[n].contiguous() for n in population.holdings[tier].shapes}
         return LocalResult(weights, loss, steps, optimizer.keep(like))
 
-    def make_update(self, round_number: int, device: int, result: LocalResult, context: LocalContext) -> Update:
+    def make_update(
+        self, round_number: int, device: int, result: LocalResult, context: LocalContext, sent: Sent
+    ) -> Update:
         """Makes the update of a trained device, and stores what the device keeps."""
         population, tier = self.population, self.population.tier_of[device]
+        draw = partial(self.draw_for_rounding, round_number, device)
+        letter = population.wires[tier].send_up(result.weights, sent.models[tier], context.memory, draw)
         update = Update(
             device,
             tier,
@@ -101,20 +107,29 @@ class SequentialDevices:
             samples=len(population.data.shards[device]),
             loss=result.loss,
             rows=self.label_rows(device, result.weights),
+            encoded=letter.tensors,
             omega=population.omega[device],
         )
-        return self.store_state(update, context, result, self.lr(round_number))
+        return self.store_state(update, context, result, letter.kept, self.lr(round_number))
+
+    def draw_for_rounding(self, round_number: int, device: int, number: int) -> Tensor:
+        """Returns random numbers of [0, 1) with which the wire rounds a device's update."""
+        population = self.population
+        address = population.config.seed, "wire", round_number, population.first + device
+        return torch.from_numpy(seeds.stream(*address).random(number, dtype=np.float32))
 
     def local_context(self, device: int, sent: Sent) -> LocalContext:
         return self.population.local_context(device, sent, self.memory.get(device, {}))
 
-    def store_state(self, update: Update, context: LocalContext, result: LocalResult, lr: float) -> Update:
+    def store_state(
+        self, update: Update, context: LocalContext, result: LocalResult, unsent: Weights, lr: float
+    ) -> Update:
         """Stores what the device keeps, unless its weights are not finite. Returns the update with the change."""
         if not self.population.keeps_state or not is_finite(update.weights):
             return update
         memory, change = self.next_memory(context, update.weights, result.steps * lr)
         # Last, so that a device that fails keeps its old state.
-        self.memory[update.device] = {**memory, **result.optimizer}
+        self.memory[update.device] = {**memory, **result.optimizer, **unsent}
         return replace(update, memory_change=change)
 
     def next_memory(self, context: LocalContext, trained: Weights, total_lr: float) -> tuple[Weights, Weights]:

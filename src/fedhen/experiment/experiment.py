@@ -32,6 +32,7 @@ from fedhen.params import TierModels, count_bytes, count_elements
 from fedhen.privacy.mechanism import Mechanism
 from fedhen.runs.records import MetricInfo
 from fedhen.tasks.registry import describe_metrics, task_settings
+from fedhen.wire.wire import count_down, count_up
 
 
 @dataclass
@@ -186,14 +187,17 @@ class Experiment:
     def record(self, done: Round) -> dict[str, Any]:
         """Returns the record of a round. It contains only what the seed determines."""
         tier_of, copies = self.population.tier_of, self.population.local.copies
-        each = {
-            tier: count_bytes(weights) + copies * count_bytes(self.memories.mean[tier])
-            for tier, weights in done.server.items()
-        }
         # A device that failed or is late has uploaded nothing.
         down, up = (
-            {tier: sum(tier_of[device] == tier for device in devices) * each[tier] for tier in done.server}
-            for devices in (done.active, set(done.active) - {*done.failed, *done.late})
+            {
+                tier: sum(tier_of[device] == tier for device in devices)
+                * (count(self.population.wires[tier], weights) + copies * count_bytes(self.memories.mean[tier]))
+                for tier, weights in done.server.items()
+            }
+            for count, devices in (
+                (count_down, done.active),
+                (count_up, set(done.active) - {*done.failed, *done.late}),
+            )
         )
         for device in set(done.active) - self.reached:
             down[tier_of[device]] += count_bytes(self.population.fixed[tier_of[device]])

@@ -97,7 +97,8 @@ class FleetClient:
         population = replace(population, fixed={self.tier: fixed})
         expected = self.expected_weights(population, population.holdings[self.tier].shapes)
         learned = population.select_learned(self.tier, expected)
-        model = wire_format.unpack_weights(content.get("model"), expected)
+        wire = population.wires[self.tier]
+        model = wire.receive_down(wire_format.unpack_weights(content.get("model"), wire.send_down(expected)), expected)
         mean = wire_format.unpack_weights(content.get("mean"), learned) if population.local.copies else {}
         files, devices = ClientState(self.state, order.run), SequentialDevices(population)
         if population.keeps_state and order.memory:
@@ -173,4 +174,4 @@ def make_answer(update: Update, population: Population) -> Answer:
     """Selects what is sent of an update. The server computes the rest itself."""
     present = population.data.present(0).nonzero().flatten().tolist() if update.rows else []
     change = update.memory_change if population.local.infer_change is None else {}
-    return Answer(update.weights, change, update.loss, tuple(present))
+    return Answer(update.encoded, change, update.loss, tuple(present))

@@ -1,8 +1,9 @@
 """Files in a node's state folder: the configurations of its runs and its device's memory.
 
-The memory is what the device keeps between its rounds: that of SCAFFOLD or FedDyn, and the state of its optimiser.
-The memory has one file for each round, of which the last two are kept. The server names the round whose memory is used.
-So a node that is ahead of a restored server returns to the earlier memory, and a restarted node continues.
+The memory is what the device keeps between its rounds: that of SCAFFOLD or FedDyn, the state of its optimiser, and what
+a codec has not sent yet. The memory has one file for each round, of which the last two are kept. The server names the
+round whose memory is used. So a node that is ahead of a restored server returns to the earlier memory, and a restarted
+node continues.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
@@ -115,7 +115,8 @@ class FleetDevices:
         """Builds the orders. The weights of a tier are packed once, and travel to the SuperLink once."""
         config, merged = self.population.config, self.merged or {}
         tiers = sorted({self.population.tier_of[device] for device in devices})
-        models = {tier: wire_format.pack_weights(sent.models[tier]) for tier in tiers}
+        wires = self.population.wires
+        models = {tier: wire_format.pack_weights(wires[tier].send_down(sent.models[tier])) for tier in tiers}
         means = {tier: self.pack_mean(sent, tier) for tier in tiers}
         found = []
         for device in devices:
@@ -158,7 +159,11 @@ class FleetDevices:
         local, model = population.local, sent.models[tier]
         trained = population.select_learned(tier, model)
         changes = trained if local.remember is not None and local.infer_change is None else {}
-        answer = wire_format.read_answer(content, model, changes, population.outputs)
+        wire = population.wires[tier]
+        answer = wire_format.read_answer(content, wire.up_like(model), changes, population.outputs)
+        if wrong := wire.find_fault(answer.weights, model):
+            raise Malformed(wrong)
+        answer = replace(answer, weights=wire.receive_up(answer.weights, model))
         if answer.change and is_finite(answer.weights) and not is_finite(answer.change):
             raise Malformed("the change of its memory is not finite")
         return Update(

@@ -95,6 +95,7 @@ class Answer:
     """A node's result of a round."""
 
     weights: Weights
+    """Its weights, or the tensors that code them."""
     change: Weights
     """The change of the device's memory; empty if the server can compute it."""
     loss: float

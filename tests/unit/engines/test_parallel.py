@@ -20,6 +20,7 @@ from fedhen.config import toml
 from fedhen.data.dataset import Data
 from fedhen.engines.parallel import ParallelDevices
 from fedhen.engines.sequential import SequentialDevices
+from fedhen.experiment.experiment import Experiment
 from fedhen.models.preact_resnet import Shape, preact_resnet
 from support.families import TwoExits, two_exits
 from support.parallel_runs import NUMBERS, both, everything, experiment, vectors
@@ -64,6 +65,19 @@ def test_optimisers_whose_state_stays_on_the_device(training: dict[str, Any], lo
     kept = {"lr": 0.01, "optimizer_state": "device", **training}
     server = {"optimizer": "yogi", "lr": 0.1}
     same_bytes(two_exits(), vectors(), training=kept, local={"name": local}, server=server, rounds=4)
+
+
+@pytest.mark.parametrize("up", ["bf16", "int8", "topk"])
+def test_codecs(up: str) -> None:
+    """The wire rounds in the process that has the memories, which workers do not see."""
+    runs = [coded(number, up) for number in NUMBERS]
+    (records, found), *others = (everything(run) for run in runs)
+    assert all(other == (records, found) for other in others)
+    assert bool(found.keys() & {"memory 0", "memory 1", "memory 2"}) == (up == "topk")
+
+
+def coded(workers: int, up: str) -> Experiment:
+    return experiment(workers, two_exits(), vectors(), wire={"down": "bf16", "up": up}, rounds=4)
 
 
 @pytest.mark.parametrize("method", ["fedhen", "heterofl"])

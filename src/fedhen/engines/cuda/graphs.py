@@ -83,7 +83,7 @@ class GraphDevices:
         losses = torch.stack([slot.loss for _, slot in wave]).tolist() if wave else []
         for (device, _), (_, plan), weights, loss in zip(wave, plans, trained, losses, strict=True):
             result = LocalResult(weights, loss / len(plan.ends), len(plan.ends))
-            yield sequential.make_update(number, device, result, contexts[device])
+            yield sequential.make_update(number, device, result, contexts[device], sent)
 
 
 def free_unused() -> None:
