@@ -11,12 +11,10 @@ from statistics import mean
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedhen.algorithm.rounds import Sent
 from fedhen.config.settings import Config
 from fedhen.data import sources
-from fedhen.data.batches import make_batch
 from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root
 from fedhen.engines.sequential import SequentialDevices
@@ -25,12 +23,12 @@ from fedhen.experiment import provenance
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.evaluation import score_models
 from fedhen.experiment.experiment import Experiment, Step
+from fedhen.experiment.recount import SHAPES
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.peak import measure_product_rate, read_peak_memory, reset_peak_memory, synchronise
+from fedhen.models.operations import count_training_operations
 from fedhen.params import count_bytes
 
-SHAPES = {"cifar10": (3, 32, 32, 10), "cifar100": (3, 32, 32, 100)}
-"""Channels, height, width and classes of data that random numbers can replace."""
 PLAIN_ROUNDS, PLAIN_SECONDS = 10, 40.0
 """The plain loop is measured for at most this many rounds and seconds, and for at least one round."""
 TIMING_SECONDS = 4.0
@@ -202,13 +200,9 @@ def plan_ends(experiment: Experiment, step: Step, device: int) -> Sequence[int]:
 
 def count_operations(experiment: Experiment, tier: str) -> float:
     """Returns the floating-point operations of matrix products for one example, forward and backward."""
-    population = find_sequential(experiment).population
-    module = find_sequential(experiment).build_module(tier).train()
-    plan = find_sequential(experiment).plan_batches(1, population.tier_of.index(tier))
-    inputs, labels = make_batch(population.data, plan, slice(0, 2), "none")
-    with FlopCounterMode(display=False) as counter:
-        population.objectives[tier](module(inputs), labels).backward()  # type: ignore[no-untyped-call]
-    return float(counter.get_total_flops()) / len(labels)
+    population = experiment.population
+    module = find_sequential(experiment).build_module(tier)
+    return count_training_operations(module, population.objectives[tier], *population.data.sample())
 
 
 def measure_side_objective(request: BenchmarkRequest, data: Data) -> dict[str, Any]:

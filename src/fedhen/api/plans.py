@@ -18,6 +18,7 @@ from fedhen.config.recipes import load_recipe, take_data
 from fedhen.config.settings import Config
 from fedhen.config.validation import from_mapping
 from fedhen.data.dataset import FederatedData
+from fedhen.devices.workload import measure_workload
 from fedhen.errors import ConfigError, DataError
 from fedhen.experiment.build import OwnParts
 from fedhen.experiment.choices import Choice, Job, choose, fit_own_parts, name_own_parts, names_devices
@@ -215,7 +216,11 @@ def make_run(
     if experiment.is_over or len(rounds) >= config.rounds:
         best_rounds = {owner: {tier: model.round for tier, model in tiers.items()} for owner, tiers in best.items()}
         outcome = Outcome(
-            experiment.parameters(), experiment.operations(), best_rounds, sum(each["total"] for each in timing), {}
+            experiment.parameters(),
+            measure_workload(experiment.population),
+            best_rounds,
+            sum(each["total"] for each in timing),
+            {},
         )
         summary = make_summary(config, experiment.metrics, rounds, outcome)
     record = reader.Run(

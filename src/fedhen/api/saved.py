@@ -27,6 +27,7 @@ from fedhen.models.image_layout import apply_image_layout
 from fedhen.models.loaded_model import LoadedModel
 from fedhen.models.model_files import build_ready_module
 from fedhen.models.registry import make_family
+from fedhen.profiles.reading import read_profile
 from fedhen.reports import AUTO, report_folders
 from fedhen.reports.targets import RequestedTargets
 from fedhen.runs.layout import MODEL_OWNERS
@@ -130,6 +131,7 @@ def report(
     targets: Targets = None,
     of: str | None = None,
     rounds: int | None = None,
+    profile: PathLike | None = None,
 ) -> str:
     """Writes tables, curves and a page about runs. Returns the tables as text.
 
@@ -140,6 +142,7 @@ def report(
             "auto" for every tier. By default those of the runs' settings.
         of: Whose models: "devices" for the average of all devices, the default if all runs keep it, or "server".
         rounds: Use only the first rounds of each run.
+        profile: Add hours and joules by a profile of devices: "phones", "mixed", "sensors", or a file ending in .toml.
     """
     return report_folders(
         [Path(run) for run in runs],
@@ -147,6 +150,7 @@ def report(
         targets=_read_targets(targets),
         owner=of,
         rounds=rounds,
+        profile=read_profile(os.fspath(profile)) if profile is not None else None,
         skip=partial(warnings.warn, stacklevel=3),
     ).text
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.errors import FedhenError
+from fedhen.profiles.profile import Profile
+from fedhen.profiles.reading import list_shipped, parse_measured, read_profile, take_measured
 from fedhen.reports import report_folders
 from fedhen.runs.layout import MODEL_OWNERS
 
@@ -19,6 +21,7 @@ examples:
   fedhen report runs/digits-compare --target simple=92,90 --target complex=auto
   fedhen report runs/my-language-models --target simple=6.0     the perplexity to reach
   fedhen report runs/digits-compare --rounds 10 --out early
+  fedhen report runs/digits-compare --profile phones            hours and joules on phones
   fedhen report runs/usual runs/groups-4     one method with two settings: one column each
 """
 AUTO = "auto"
@@ -50,6 +53,7 @@ def add_commands(commands: Any) -> None:
         help="whose models: the average of all devices (default, if all runs keep it), or the server's",
     )
     report.add_argument("--rounds", type=int, metavar="N", help="use only the first N rounds of each run")
+    add_profile(report, "add hours and joules")
     report.set_defaults(run=report_command)
 
 
@@ -60,11 +64,39 @@ def report_command(options: argparse.Namespace) -> int:
         targets=parse_targets(options.target),
         owner=options.of,
         rounds=options.rounds,
+        profile=choose_profile(options),
         skip=print_note,
+        say=print_note,
     )
     print(report.text)
     print(f"page: {report.paths[0]}")
     return 0
+
+
+def add_profile(command: argparse.ArgumentParser, purpose: str, required: bool = False) -> None:
+    """Adds the profile of devices, and the number that was measured on one of them."""
+    command.add_argument(
+        "--profile",
+        required=required,
+        metavar="PROFILE",
+        help=f"{purpose}, by a profile of devices: {', '.join(list_shipped())}, or your own as FILE.toml",
+    )
+    command.add_argument(
+        "--measured",
+        metavar="CLASS:TIER=SECONDS",
+        help="the seconds that a device of this class of the profile needs to train this tier's model for one round; "
+        "all speeds of the profile are scaled to fit",
+    )
+
+
+def choose_profile(options: argparse.Namespace) -> Profile | None:
+    """Returns the profile that the options name, if they name one."""
+    if options.profile is None:
+        if options.measured is not None:
+            raise FedhenError("--measured needs a --profile")
+        return None
+    profile = read_profile(options.profile)
+    return profile if options.measured is None else take_measured(profile, parse_measured(options.measured))
 
 
 def print_note(text: str) -> None:

@@ -81,7 +81,7 @@ def count_stages(stages: Sequence[Stage], captured: Captured) -> list[int]:
     values = {n: t[:1].contiguous() for n, t in zip(captured.inputs, captured.example, strict=True)}
     totals, total = [], 0
     for stage in stages:
-        with count_all() as counter:
+        with torch.no_grad(), count_all() as counter:
             values |= stage(values)[1]
         total += counter.get_total_flops()
         totals.append(total)

@@ -50,6 +50,8 @@ class Population:
     omega: Sequence[float]
     """Each device's share of its pool's data; 1 if all have the same."""
     precision: Precision
+    examples: Sequence[int] = ()
+    """The number of training examples of each device; empty on a node of a real fleet."""
     fixed: TierModels = field(default_factory=dict)
     """Tier -> the weights that no device trains. They are loaded when a module is built."""
     outputs: int = 0
@@ -112,6 +114,7 @@ def make_population(
     *,
     tier_of: Sequence[str],
     omega: Sequence[float],
+    examples: Sequence[int] = (),
     task: Task | None = None,
     outputs: int = 0,
     validation: Data | None = None,
@@ -160,6 +163,7 @@ def make_population(
         local=make_local_variant(config.local),
         wires=make_wires(config.wire, {t: h.shapes for t, h in holdings.items()}, method.pools(tiers)),
         omega=omega,
+        examples=examples,
         precision=choose_precision(config.runtime.precision, data.device),
         outputs=outputs or data.classes,
         validation=validation,

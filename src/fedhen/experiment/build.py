@@ -156,7 +156,8 @@ def build_population(
         raise ConfigError("the initial weights of this run were passed from Python: pass them again, as initial=...")
     tier_of = assign_tiers(config)
     data = flip_labels(config.attack, data, tier_of)
-    omega = compute_omega([len(shard) for shard in data.shards], tier_of, method.pools(tuple(config.tiers)))
+    examples = [len(shard) for shard in data.shards]
+    omega = compute_omega(examples, tier_of, method.pools(tuple(config.tiers)))
     return make_population(
         config,
         family,
@@ -164,6 +165,7 @@ def build_population(
         data,
         tier_of=tier_of,
         omega=omega,
+        examples=examples,
         task=task,
         outputs=outputs,
         validation=validation,

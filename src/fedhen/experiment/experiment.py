@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
-from fedhen import seeds
 from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.rounds import Round, Rules, play_rounds
 from fedhen.algorithm.sampling import Activate
@@ -29,7 +28,6 @@ from fedhen.experiment.reported_models import ReportedModels
 from fedhen.hardware.memory import explain_out_of_memory
 from fedhen.hardware.threads import threads_per_worker, torch_threads
 from fedhen.models.model_card import ModelCard
-from fedhen.models.operations import count_operations
 from fedhen.params import TierModels, count_bytes, count_elements
 from fedhen.privacy.mechanism import Mechanism
 from fedhen.runs.records import MetricInfo
@@ -279,16 +277,6 @@ class Experiment:
         """Returns tier -> the number of parameters of its model."""
         fixed = self.population.fixed
         return {tier: count_elements(weights) + count_elements(fixed[tier]) for tier, weights in self.server.items()}
-
-    def operations(self) -> dict[str, int]:
-        """Returns tier -> the operations of one example in its model; of what cannot be counted, nothing."""
-        data, family = self.population.data, self.population.family
-        found: dict[str, int] = {}
-        for tier in self.server:
-            with seeds.randomness(0, "operations"), suppress(Exception):  # a user's module may do anything
-                module = family.build(tier)
-                found[tier] = count_operations(module, data.in_type_of(module).sample()[0])
-        return found
 
 
 @dataclass(frozen=True)

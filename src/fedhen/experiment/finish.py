@@ -17,6 +17,7 @@ from fedhen.fileio.atomic import write_json
 from fedhen.fileio.locks import lock_folder
 from fedhen.fileio.untrusted import PARSE_ERRORS, check_number
 from fedhen.params import count_elements
+from fedhen.profiles.workload import Workload
 from fedhen.runs.folders import find_config
 from fedhen.runs.layout import FLEET, ROUNDS, SUMMARY
 from fedhen.runs.reader import Run, read_run
@@ -38,7 +39,7 @@ def finish_run(folder: Path) -> bool:
         last = {of: {tier: models.read(tier, of).weights for tier in tiers} for of in run.owners}
         outcome = Outcome(
             {tier: count_elements(weights) for tier, weights in last["server"].items()},
-            {},
+            Workload(),
             {of: {tier: model.round for tier, model in found.items()} for of, found in best.items()},
             read_seconds(models),
             describe_end(models),

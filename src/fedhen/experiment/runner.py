@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedhen.devices.workload import measure_workload
 from fedhen.experiment import checkpoint_files, checkpoint_state, provenance
 from fedhen.experiment.experiment import Experiment, Step
 from fedhen.experiment.resume import NEW_RUN, ResumePolicy, RunStart, flatten_settings
@@ -198,7 +199,7 @@ class RunKeeper:
             write_models(self.folder, experiment.complete_models(), best, experiment.played, about)
             outcome = Outcome(
                 experiment.parameters(),
-                experiment.operations(),
+                measure_workload(experiment.population),
                 {owner: {tier: model.round for tier, model in tiers.items()} for owner, tiers in best.items()},
                 time.perf_counter() - self.began,
                 self.describe_stop(),

@@ -9,6 +9,7 @@ from typing import Any
 from fedhen.config.settings import Config
 from fedhen.experiment.evaluation import primary_scores
 from fedhen.privacy.promise import describe_promise
+from fedhen.profiles.workload import Workload
 from fedhen.runs.device_values import describe_owners
 from fedhen.runs.records import DeviceValues, MetricInfo
 
@@ -19,8 +20,7 @@ class Outcome:
 
     parameters: Mapping[str, int]
     """Tier -> number of parameters."""
-    operations: Mapping[str, int]
-    """Tier -> operations of one example; empty if they cannot be counted."""
+    workload: Workload
     best_rounds: Mapping[str, Mapping[str, int]]
     """Owner -> tier -> the round of its best model."""
     seconds: float
@@ -49,7 +49,7 @@ def make_summary(
         "rounds": len(records),
         **({"stopped": outcome.stopped} if outcome.stopped else {}),
         "parameters": outcome.parameters,
-        **({"operations": outcome.operations} if outcome.operations else {}),
+        **{name: found for name, found in asdict(outcome.workload).items() if found},
         "metrics": [asdict(metric) for metric in metrics],
         **({"final": final, "best": best} if scored else {}),
         **summarise_own(metrics[0], records),

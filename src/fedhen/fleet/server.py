@@ -97,13 +97,22 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
         config = replace(config, method=method.name)
     data = app.load_server_data(config)
     tier_of = assign_tiers(config)
-    omega = compute_omega(sample_counts(membership.members), tier_of, method.pools(tuple(config.tiers)))
+    examples = sample_counts(membership.members)
+    omega = compute_omega(examples, tier_of, method.pools(tuple(config.tiers)))
     where = choose_device("auto")
     task = app.resolve_task(config)
     outputs = app.classes or task.count_outputs(data.y_test, data.classes)
     family = app.resolve_family(config, data, outputs)
     population = make_population(
-        config, family, method, data.to(where), tier_of=tier_of, omega=omega, task=task, outputs=outputs
+        config,
+        family,
+        method,
+        data.to(where),
+        tier_of=tier_of,
+        omega=omega,
+        examples=examples,
+        task=task,
+        outputs=outputs,
     )
 
     def engine(start: EngineParts) -> Engine:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from statistics import mean, stdev
 
 from fedhen.reports.comparison import list_evaluated
@@ -68,6 +69,11 @@ class Measure:
     whole: bool = False
     """Whether an axis has ticks at whole numbers only."""
 
+    @property
+    def table(self) -> str:
+        """The name of its table."""
+        return f"{self.name}-to-target"
+
     def explain(self, metric: MetricInfo) -> str:
         """Returns the meaning of the measure for targets of this metric."""
         return self.meaning.format(metric=metric.title, better="more" if metric.higher_is_better else "less")
@@ -127,30 +133,36 @@ def format_spread(values: Sequence[float], decimals: int, unit: str = "", kind: 
     return f"{mean(values):.{decimals}{kind}}{deviation}{unit}"
 
 
-def byte_unit(amount: float) -> tuple[float, str]:
-    """Returns the size and the name of the largest decimal unit that does not exceed the amount."""
-    units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")]
-    return next(((size, name) for size, name in units if amount >= size), (1.0, "B"))
+BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+JOULE_UNITS = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
+TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
+Units = Sequence[tuple[float, str]]
+"""The size and the name of each unit, largest first."""
+
+
+def choose_unit(amount: float, units: Units = BYTE_UNITS) -> tuple[float, str]:
+    """Returns the size and the name of the largest unit that does not exceed the amount."""
+    return next((unit for unit in units if amount >= unit[0]), units[-1])
 
 
 def _format_rounds(values: Sequence[float]) -> str:
     return format_spread(values, decimals=0 if len(values) == 1 else 1)
 
 
-def _choose_byte_format(row: Sequence[float]) -> Format:
-    # One unit for the whole row, that of its smallest amount, so that the cells are easy to compare.
-    size, unit = byte_unit(min(row, default=0))
+def choose_format_in(units: Units, row: Sequence[float]) -> Format:
+    """Returns a format in one unit for the whole row, that of its smallest amount: cells are easy to compare."""
+    size, unit = choose_unit(min(row, default=0), units)
 
     def show(values: Sequence[float]) -> str:
         scaled = [each / size for each in values]
-        decimals = 0 if size == 1 else max(0, 2 - int(math.log10(max(1, mean(scaled)))))
+        decimals = 0 if unit == "B" else max(0, 2 - int(math.log10(max(1, mean(scaled)))))
         return format_spread(scaled, decimals, f" {unit}")
 
     return show
 
 
 def _byte_axis(furthest: float) -> tuple[float, str]:
-    size, unit = byte_unit(furthest)
+    size, unit = choose_unit(furthest)
     return size, f"{unit} sent, all devices, down and up"
 
 
@@ -173,7 +185,7 @@ BYTES = Measure(
     "first scored the {metric} on the left, or {better}. A small model costs fewer bytes a round than a large one, so "
     "bytes tell more than rounds do where the methods send different models.",
     spent=lambda run, number, tier: sum(run.bytes_sent[number].values()),
-    choose_format=_choose_byte_format,
+    choose_format=partial(choose_format_in, BYTE_UNITS),
     axis=_byte_axis,
 )
 OWN_BYTES = Measure(
@@ -183,6 +195,6 @@ OWN_BYTES = Measure(
     meaning="What the server and the devices of this tier alone had sent each other, down and up, by that round: what "
     "a model costs those who use it.",
     spent=lambda run, number, tier: run.bytes_sent[number][tier],
-    choose_format=_choose_byte_format,
+    choose_format=partial(choose_format_in, BYTE_UNITS),
     axis=_byte_axis,
 )

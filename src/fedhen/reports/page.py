@@ -43,7 +43,7 @@ class Section:
 
 def make_page(comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart]) -> str:
     """Renders the report of a comparison; a table is followed by the chart that belongs to it."""
-    drawings = {f"{chart.measure.name}-to-target": _draw(chart) for chart in charts}
+    drawings = {chart.measure.table: _draw(chart) for chart in charts}
     if has_own_values(comparison):
         own = Distribution(comparison)
         drawings["own-data"] = Drawing([own.plots], own.title, f"{own.title}. {own.caption}", own.values())
@@ -78,7 +78,7 @@ def render_page(*, title: str, warnings: Sequence[str], sections: Sequence[Secti
 
 def _keep_units(text: str) -> str:
     """Lets a narrow screen break a cell before a ± or a bracket, but not between a number and its unit."""
-    return re.sub(r"(?<=[±=>]) | (?=[=%]|[kMGT]?B\b)", "\N{NO-BREAK SPACE}", text)
+    return re.sub(r"(?<=[±=>]) | (?=[=%]|[kMGT]?B\b|[kMG]?J\b|(?:h|min|s)\b)", "\N{NO-BREAK SPACE}", text)
 
 
 def _join_names(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedhen.errors import ConfigError, FedhenError, one_line
 from fedhen.fileio.atomic import write_text
+from fedhen.profiles.profile import Profile
 from fedhen.reports.charts import Chart
 from fedhen.reports.comparison import HERO, Comparison, choose_owner, compare, list_warnings
 from fedhen.reports.costs import BYTES, ROUNDS
@@ -16,6 +17,8 @@ from fedhen.reports.figures import PNG_DPI, write_figure
 from fedhen.reports.own_data import Distribution, has_own_values
 from fedhen.reports.page import make_page
 from fedhen.reports.rendering import Table, escape_markdown, make_printable, to_latex, to_markdown, to_text
+from fedhen.reports.spending import price_runs
+from fedhen.reports.spending_tables import PricedRuns
 from fedhen.reports.tables import make_tables
 from fedhen.reports.targets import RequestedTargets, choose_targets
 from fedhen.runs.folders import create_fresh_folder, find_run_folders
@@ -35,20 +38,28 @@ class Report:
 
 
 def write_report(
-    runs: Sequence[Run], out: Path, *, targets: RequestedTargets = None, owner: str | None = None, hero: str = HERO
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    targets: RequestedTargets = None,
+    owner: str | None = None,
+    hero: str = HERO,
+    profile: Profile | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Compares runs of one recipe and writes the report into a folder, replacing an earlier one.
 
     `targets` are values of the metric by tier, in its unit, "auto" for the auto rule, or None for those of the runs'
     configurations. `owner`, one of MODEL_OWNERS, is whose models are reported: by default the all-devices average, if
     every run kept it. `hero` is the method whose gains are reported: if none of the runs has it, the first run's method
-    is taken.
+    is taken. With a profile of devices the report has hours and joules too; `say` is called before longer work.
     """
     owner = choose_owner(runs, owner)
     comparison = compare(runs, hero)
     chosen = choose_targets(comparison, targets, owner)
-    tables = make_tables(comparison, chosen, owner)
-    measures = (ROUNDS, BYTES) if comparison.has_scores else ()
+    priced = PricedRuns(profile, price_runs(comparison.runs, profile, say)) if profile else None
+    tables = make_tables(comparison, chosen, owner, priced)
+    measures = (ROUNDS, BYTES, *(priced.measures() if priced else ())) if comparison.has_scores else ()
     charts = [Chart(comparison, chosen, owner, measure) for measure in measures]
     figures = {f"curves-{chart.measure.name}": chart.figure(comparison.tiers) for chart in charts}
     if has_own_values(comparison):
@@ -75,7 +86,9 @@ def report_folders(
     targets: RequestedTargets = None,
     owner: str | None = None,
     rounds: int | None = None,
+    profile: Profile | None = None,
     skip: Callable[[str], None],
+    say: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Writes a report on the runs in folders. `skip` is called with the error of each run that cannot be read.
 
@@ -84,6 +97,7 @@ def report_folders(
         out: Where to write: by default into the only path, or into a new folder under runs/ if there are several.
         targets, owner: As of `write_report`.
         rounds: Use only the first rounds of each run.
+        profile, say: As of `write_report`.
     """
     if rounds is not None and rounds < 1:
         raise ConfigError(f"rounds is {rounds}: it must be at least 1")
@@ -96,7 +110,7 @@ def report_folders(
         skip(f"skipped: {error}")
     runs = runs if rounds is None else [run.truncate(rounds) for run in runs]
     out = out or (paths[0] if len(paths) == 1 else create_fresh_folder(RUNS, "report"))
-    return write_report(runs, out, targets=targets, owner=owner)
+    return write_report(runs, out, targets=targets, owner=owner, profile=profile, say=say)
 
 
 def write_files(

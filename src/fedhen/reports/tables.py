@@ -20,17 +20,22 @@ from fedhen.reports.names import GAIN, LOWER_BOUND, OWNER_NAMES, SEEDS_TO_TARGET
 from fedhen.reports.outcome import make_outcome_table
 from fedhen.reports.own_data import has_own_values, make_own_table
 from fedhen.reports.rendering import Group, Table
+from fedhen.reports.spending_tables import PricedRuns
 from fedhen.reports.targets import TierTargets, describe_auto_rule, format_target
 from fedhen.runs.reader import Run
 from fedhen.runs.records import ACCURACY
 
 
-def make_tables(comparison: Comparison, targets: Mapping[str, TierTargets], owner: str) -> tuple[Table, ...]:
+def make_tables(
+    comparison: Comparison, targets: Mapping[str, TierTargets], owner: str, priced: PricedRuns | None = None
+) -> tuple[Table, ...]:
     """Makes the tables of a report. Without scores there are no targets to reach, only the outcome."""
-    measures = (ROUNDS, BYTES, OWN_BYTES) if comparison.has_scores else ()
+    by_profile = priced.measures() if priced else ()
+    measures = (ROUNDS, BYTES, OWN_BYTES, *by_profile) if comparison.has_scores else ()
     costs = (make_cost_table(comparison, targets, owner, measure) for measure in measures)
+    spending = (priced.make_table(comparison),) if priced else ()
     own = (make_own_table(comparison),) if has_own_values(comparison) else ()
-    return (*costs, make_outcome_table(comparison), *own)
+    return (*costs, *spending, make_outcome_table(comparison), *own)
 
 
 def make_cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], owner: str, measure: Measure) -> Table:
@@ -42,7 +47,7 @@ def make_cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], 
         rows = tuple(_cost_row(comparison, goal, measure) for goal in goals)
         groups.append(Group(f"{tier} model", rows))
     return Table(
-        name=f"{measure.name}-to-target",
+        name=measure.table,
         title=f"{capitalise(measure.noun)} to target ({OWNER_NAMES[owner]})",
         columns=(capitalise(comparison.metric.title), *map(comparison.heading, comparison.methods), *gains),
         groups=tuple(groups),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from fedhen.fileio.untrusted import MOST, check_int, check_mapping, check_number, check_text
 
 Positive = Annotated[int, 1, MOST]
+Count = Annotated[int, 0, MOST]
 NonNegative = Annotated[float, 0, MOST]
 Share = Annotated[float, 0, 1]
 Scores = dict[str, dict[str, Share]]
@@ -154,6 +155,12 @@ class Summary:
     """Tier -> number of parameters."""
     operations: dict[str, int] = field(default_factory=dict)
     """Tier -> operations of one example; empty in runs from before they were counted."""
+    training_operations: dict[str, Count] = field(default_factory=dict)
+    """Tier -> operations of one example in training; empty in runs from before they were counted."""
+    examples: list[Count] = field(default_factory=list)
+    """The number of training examples of each device; empty in private runs and those from before it was recorded."""
+    tier_examples: dict[str, Count] = field(default_factory=dict)
+    """Tier -> their sum, in private runs."""
     rounds: int = 0
     """The rounds that were played."""
     stopped: Stopped | None = None
@@ -203,6 +210,24 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
+class DevicesSettings:
+    """[devices] of config.toml."""
+
+    number: Positive = 100
+    tiers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """[training] of config.toml."""
+
+    epochs: Positive = 5
+    batch_size: Positive = 50
+    max_steps: Count = 0
+    last_batch: str = "keep"
+
+
+@dataclass(frozen=True)
 class Settings:
     """The settings of config.toml that reports interpret; the others are only compared and printed."""
 
@@ -215,6 +240,8 @@ class Settings:
     evaluation: EvaluationSettings = EvaluationSettings()
     local: LocalSettings = LocalSettings()
     data: DataSettings = DataSettings()
+    devices: DevicesSettings = DevicesSettings()
+    training: TrainingSettings = TrainingSettings()
     targets: dict[str, list[float]] = field(default_factory=dict)
 
 

@@ -10,7 +10,7 @@ import pytest
 from fedhen.errors import FedhenError
 from fedhen.reports import auto_targets, compare, rounds_to_target
 from fedhen.reports.comparison import list_warnings
-from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, byte_unit, gain
+from fedhen.reports.costs import BYTES, OWN_BYTES, ROUNDS, Cost, Measure, Outcome, choose_unit, gain
 from fedhen.reports.outcome import make_outcome_table
 from fedhen.reports.tables import make_cost_table
 from fedhen.reports.targets import RequestedTargets, choose_targets
@@ -203,7 +203,7 @@ def test_bytes_are_all_that_was_sent_until_the_round() -> None:
     [(999, (1, "B")), (1e3, (1e3, "kB")), (5e6, (1e6, "MB")), (2e9, (1e9, "GB")), (3e15, (1e12, "TB"))],
 )
 def test_units_are_decimal(amount: float, expected: tuple[float, str]) -> None:
-    assert byte_unit(amount) == expected
+    assert choose_unit(amount) == expected
 
 
 def test_several_seeds_give_mean_and_standard_deviation() -> None:
