@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
+from typing import Protocol, runtime_checkable
 
 from fedhen import seeds
+from fedhen.algorithm.oort import Notes, Oort
+from fedhen.algorithm.timetable import Timetable
 from fedhen.config.settings import DevicesConfig
 
 Activate = Callable[[int, Mapping[int, float]], list[int]]
@@ -35,10 +39,24 @@ NO_LOSSES: Mapping[int, float] = {}
 """No device has trained yet."""
 
 
-def make_sampler(devices: DevicesConfig, seed: int, tier_of: Sequence[str] = ()) -> Activate:
-    """Makes the configured sampler. `tier_of` is the tier of each device, which `by-tier` needs.
+@runtime_checkable
+class Remembers(Protocol):
+    """A sampler that depends on more of the earlier rounds than the devices' last losses."""
 
-    All but `loss` depend on the seed and the round alone, so that all methods train the same devices.
+    notes: Notes
+
+    def observe(self, number: int, losses: Mapping[int, float]) -> None:
+        """Takes note of a round: the losses of all devices whose updates were merged."""
+        ...
+
+
+def make_sampler(
+    devices: DevicesConfig, seed: int, tier_of: Sequence[str] = (), times: Timetable | None = None
+) -> Activate:
+    """Makes the configured sampler. `tier_of` is the tier of each device, which some samplers need, as `times`.
+
+    All but `loss` and `oort` depend on the seed, the round and the devices' time alone, so that all methods train the
+    same devices.
     """
 
     def uniform(number: int, losses: Mapping[int, float]) -> list[int]:
@@ -47,10 +65,8 @@ def make_sampler(devices: DevicesConfig, seed: int, tier_of: Sequence[str] = ())
 
     def by_tier(number: int, losses: Mapping[int, float]) -> list[int]:
         stream = seeds.stream(seed, "active devices", number)
-        members = {tier: [d for d, own in enumerate(tier_of) if own == tier] for tier in dict.fromkeys(tier_of)}
-        ends = [round(devices.active * end / devices.number) for end in accumulate(map(len, members.values()))]
-        counts = [end - begin for begin, end in pairwise([0, *ends])]
-        drawn = [stream.choice(of, count, replace=False) for of, count in zip(members.values(), counts, strict=True)]
+        members, counts = list_members(tier_of), share_out(devices, tier_of)
+        drawn = [stream.choice(of, counts[tier], replace=False) for tier, of in members.items()]
         return sorted(int(d) for each in drawn for d in each)
 
     def bernoulli(number: int, losses: Mapping[int, float]) -> list[int]:
@@ -59,11 +75,75 @@ def make_sampler(devices: DevicesConfig, seed: int, tier_of: Sequence[str] = ())
 
     def by_loss(number: int, losses: Mapping[int, float]) -> list[int]:
         """Power of choice (Cho et al. 2020), with the losses that devices reported when they last trained."""
-        size = min(devices.number, max(devices.active, devices.candidates or 2 * devices.active))
-        candidates = seeds.stream(seed, "active devices", number).choice(devices.number, size, replace=False)
+        candidates = seeds.stream(seed, "active devices", number).choice(
+            devices.number, count_candidates(devices), replace=False
+        )
         # Devices that have never trained come first, those with a NaN loss last. Ties keep the order of the draw.
         last_losses = {device: -math.inf if math.isnan(loss) else loss for device, loss in losses.items()}
         ranked = sorted(candidates, key=lambda device: -last_losses.get(int(device), math.inf))
         return sorted(int(device) for device in ranked[: devices.active])
 
-    return {"uniform": uniform, "by-tier": by_tier, "bernoulli": bernoulli, "loss": by_loss}[devices.sampling]
+    by_name = {"uniform": uniform, "by-tier": by_tier, "bernoulli": bernoulli, "loss": by_loss}
+    if times is None:
+        return by_name[devices.sampling]
+    if devices.sampling == "oort":
+        return Oort(list_members(tier_of), share_out(devices, tier_of), times, seed)
+    if devices.sampling == "deadline":
+        return make_deadline_sampler(devices, seed, tier_of, times)
+    return among_those_there(by_name[devices.sampling], times, seed)
+
+
+def make_deadline_sampler(devices: DevicesConfig, seed: int, tier_of: Sequence[str], times: Timetable) -> Activate:
+    """Makes the sampler of FedCS (Nishio and Yonetani 2019): of some candidates those that meet the deadline.
+
+    Each tier has its share of the candidates and of the active devices. The fastest come first.
+    """
+    quotas, candidates = (
+        share_out(replace(devices, active=number), tier_of) for number in (devices.active, count_candidates(devices))
+    )
+
+    def in_time(number: int, losses: Mapping[int, float]) -> list[int]:
+        stream, there = seeds.stream(seed, "active devices", number), times.there(number)
+        chosen: list[int] = []
+        for tier, members in list_members(tier_of).items():
+            here = [device for device in members if device in there]
+            drawn = stream.choice(here, min(len(here), candidates[tier]), replace=False).tolist() if here else []
+            able = sorted((times.seconds[d], d) for d in drawn if times.seconds[d] <= times.deadline)
+            chosen += [int(device) for _, device in able[: quotas[tier]]]
+        return sorted(chosen)
+
+    return in_time
+
+
+def count_candidates(devices: DevicesConfig) -> int:
+    """Returns the number of candidates to draw."""
+    return min(devices.number, max(devices.active, devices.candidates or 2 * devices.active))
+
+
+def list_members(tier_of: Sequence[str]) -> dict[str, list[int]]:
+    """Returns tier -> its devices."""
+    return {tier: [d for d, own in enumerate(tier_of) if own == tier] for tier in dict.fromkeys(tier_of)}
+
+
+def share_out(devices: DevicesConfig, tier_of: Sequence[str]) -> dict[str, int]:
+    """Returns tier -> its share of the active devices."""
+    members = list_members(tier_of)
+    ends = [round(devices.active * end / devices.number) for end in accumulate(map(len, members.values()))]
+    return {tier: end - begin for tier, (begin, end) in zip(members, pairwise([0, *ends]), strict=True)}
+
+
+def among_those_there(draw: Activate, times: Timetable, seed: int) -> Activate:
+    """Makes a sampler that asks others in place of devices that cannot be asked, as far as there are any."""
+
+    def active(number: int, losses: Mapping[int, float]) -> list[int]:
+        there = times.there(number)
+        return [device for device in replace_absent(draw(number, losses), there, number, seed) if device in there]
+
+    return active
+
+
+def replace_absent(drawn: Collection[int], there: Collection[int], number: int, seed: int) -> list[int]:
+    """Replaces each drawn device that is not there by one that is, as far as there are any."""
+    others = [device for device in sorted(there) if device not in drawn]
+    shuffled = seeds.stream(seed, "stand-ins", number).permutation(others).tolist()
+    return sorted(device if device in there else (shuffled.pop() if shuffled else device) for device in drawn)

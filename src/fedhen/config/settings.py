@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from fedhen.config.clock_settings import ClockConfig, check_clock
 from fedhen.config.optimizer_settings import check_optimizers
 from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
 from fedhen.config.setting import setting
@@ -94,13 +95,17 @@ class DevicesConfig:
         100, "number of devices; data that comes split decides it, but a single device holds all of it", least=1
     )
     active: int = setting(10, "number of active devices in a round", least=1)
-    sampling: Literal["uniform", "by-tier", "bernoulli", "loss"] = setting(
+    sampling: Literal["uniform", "by-tier", "bernoulli", "loss", "oort", "deadline"] = setting(
         "uniform",
         "uniform: exactly `active` devices; by-tier: the same, and of each tier as many as its share; "
         "bernoulli: each with probability active / number; "
-        "loss: the candidates with the highest last reported loss (power of choice)",
+        "loss: the candidates with the highest last reported loss (power of choice); "
+        "oort: of each tier those with high losses that are not slow, and some that are new; "
+        "deadline: of each tier the fastest candidates that meet clock.deadline_seconds (FedCS)",
     )
-    candidates: int = setting(0, "loss: number of candidates that are drawn; 0: twice the active devices", least=0)
+    candidates: int = setting(
+        0, "loss, deadline: number of candidates that are drawn; 0: twice the active devices", least=0
+    )
     tiers: tuple[str, ...] = setting((), "the tier of each device; empty: in the order of `tiers`, by their shares")
 
 
@@ -359,6 +364,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     wire: WireConfig = field(default_factory=WireConfig)
+    clock: ClockConfig = field(default_factory=ClockConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     fleet: FleetConfig = field(default_factory=FleetConfig)
@@ -395,6 +401,7 @@ class Config:
             raise ConfigError(f"devices.number={self.devices.number} leaves a tier without a device: raise it")
         check_optimizers(self.training, self.server, self.local)
         check_wire(self.wire, self.local)
+        check_clock(self.clock, self.devices)
         if self.devices.tiers and Counter(self.devices.tiers) != self.tier_sizes():
             raise ConfigError(
                 f"devices.tiers has {_list(Counter(self.devices.tiers))}, but tiers and devices.number make "

@@ -23,9 +23,11 @@ from fedhen.data.dataset import Data
 from fedhen.data.inputs import list_tensors
 from fedhen.data.partitions import deal, deal_tests, hold_out
 from fedhen.data.storage import data_root
+from fedhen.devices.clock import make_clock
 from fedhen.devices.population import Population, assign_tiers, check_task, compute_omega, make_population
 from fedhen.devices.state_store import make_stores
 from fedhen.distributed.communicator import ALONE, Ranks
+from fedhen.engines.clocked import ClockedDevices
 from fedhen.engines.engine import Engine, EngineParts, choose_engine, make_scoring_module
 from fedhen.engines.scoring import Scoring
 from fedhen.engines.sequential import SequentialDevices
@@ -219,11 +221,12 @@ def start_experiment(
         last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
     optimizer = make_server_optimizer(config.server)
     chosen = engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks))
-    attacked = apply_attack(config.attack, chosen.devices, population.tier_of, config.seed)
+    devices = silence(config, apply_attack(config.attack, chosen.devices, population.tier_of, config.seed))
+    clock = make_clock(population, server, mean)
     return Experiment(
         population=population,
-        engine=replace(chosen, devices=silence(config, attacked)),
-        activate=activate or choose_sampler(config, population.tier_of),
+        engine=replace(chosen, devices=devices if clock is None else ClockedDevices(devices, clock)),
+        activate=activate or choose_sampler(config, population.tier_of, clock.timetable if clock else None),
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,

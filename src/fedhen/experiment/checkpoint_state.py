@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedhen.algorithm.oort import Notes, parse_notes
 from fedhen.config.settings import Config
 from fedhen.data.dataset import Data
 from fedhen.data.digests import compute_digest, digest_examples
@@ -24,6 +25,7 @@ from fedhen.experiment.checkpoint_files import Checkpoint, DamagedCheckpoint, En
 from fedhen.fileio.python_files import is_reference
 from fedhen.params import TierModels, count_elements, packed_type
 from fedhen.privacy.ledger import Ledger
+from fedhen.profiles.reading import find_profile
 
 FILES = ("method's file", "family's file", "data's file", "task's file")
 """The digests of the user's own Python files. Old checkpoints have only that of the method's."""
@@ -51,11 +53,14 @@ class State:
     ranks: Ranks = ALONE
     standing: Standing = field(default_factory=Standing)
     ledger: Ledger = Ledger()
+    notes: Notes | None = None
+    """Of the sampler, if it has any."""
 
-    def expect(self, played: int, standing: Any, ledger: Any) -> State:
-        """Returns a state with the shapes of a saved one of that round. Plain values describe standing and ledger."""
+    def expect(self, played: int, standing: Any, ledger: Any, notes: Any) -> State:
+        """Returns a state with the shapes of a saved one of that round. Plain values describe the last three."""
         parsed = parse_standing(standing, self.server, played)
-        return replace(self, played=played, standing=parsed, ledger=self.ledger.expect(ledger))
+        read = None if self.notes is None else parse_notes(notes, len(self.tier_of), played)
+        return replace(self, played=played, standing=parsed, ledger=self.ledger.expect(ledger), notes=read)
 
     def kinds(self, shelf: str) -> dict[str, TensorSpec]:
         """Returns tier -> shape and type of its devices' vectors on a shelf."""
@@ -92,6 +97,7 @@ class Restored:
     """Without the weights, some of which are in `models`."""
     ledger: Ledger
     """Without the past noise, which is in `models`."""
+    notes: Notes | None = None
     vectors: dict[str, Iterator[tuple[int, Tensor | None]]] = field(default_factory=dict)
     """Shelf -> (device, its vector, or None on ranks that do not get it). All ranks must iterate in the same order."""
 
@@ -130,6 +136,8 @@ def prepare_checkpoint(state: State, place: Path, about: Mapping[str, Any]) -> C
     about = {**about, "sharing": sharing, "shelves": shelves, "standing": state.standing.describe()}
     if ledger := state.ledger.describe():
         about["ledger"] = ledger
+    if state.notes is not None:
+        about["sampler"] = state.notes.describe()
     return partial(checkpoint_files.write_checkpoint, place, state.played, entries, about)
 
 
@@ -175,7 +183,8 @@ def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
     try:
         sharing, shelves = saved.manifest["sharing"], saved.manifest["shelves"]
         standing, ledger = saved.manifest.get("standing", {}), saved.manifest.get("ledger", {})
-        state = state.expect(saved.round, standing, ledger)
+        notes = saved.manifest.get("sampler", {})
+        state = state.expect(saved.round, standing, ledger, notes)
         expected: dict[str, TensorSpec] = {}
         for part, models in state.models().items():
             _check_sharing(sharing[part], models)
@@ -202,7 +211,8 @@ def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
             raise DamagedCheckpoint("it has a loss of a device that is not in this run")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise DamagedCheckpoint("its manifest lacks what this run needs") from None
-    plan = {"sharing": sharing, "shelves": shelves, "losses": [*losses.items()], "standing": standing, "ledger": ledger}
+    described = {"standing": standing, "ledger": ledger, "sampler": notes}
+    plan = {"sharing": sharing, "shelves": shelves, "losses": [*losses.items()], **described}
     return {"played": saved.round, **plan}
 
 
@@ -216,10 +226,10 @@ def _check_sharing(sharing: Mapping[str, Mapping[str, int]], models: TierModels)
 def restore_state(saved: Checkpoint | None, plan: Mapping[str, Any], state: State) -> Restored:
     """Returns the saved state of this rank. Rank 0 has read it and sends the other ranks their parts."""
     ranks, played = state.ranks, int(plan["played"])
-    state = state.expect(played, plan["standing"], plan["ledger"])
+    state = state.expect(played, plan["standing"], plan["ledger"], plan["sampler"])
     models = {part: _restore_models(saved, part, plan["sharing"][part], state) for part in state.models()}
     losses = {int(device): loss for device, loss in plan["losses"]}
-    restored = Restored(played, models, losses, state.standing, state.ledger)
+    restored = Restored(played, models, losses, state.standing, state.ledger, state.notes)
     for shelf in state.shelves:
         # With the same number of ranks, vectors return to their ranks: the rank with a memory trains the device.
         owners = [(int(device), int(owner) % ranks.number) for device, owner in plan["shelves"][shelf]]
@@ -272,4 +282,6 @@ def _digest_files(config: Config) -> dict[str, str]:
         with suppress(OSError):
             if is_reference(name):
                 found[part] = hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest()
+    if config.clock.profile:
+        found["profile of devices"] = hashlib.sha256(find_profile(config.clock.profile).read_bytes()).hexdigest()
     return found

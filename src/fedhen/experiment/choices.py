@@ -11,6 +11,7 @@ from fedhen.algorithm.methods import Method, load_method
 from fedhen.config.recipes import RECIPES, read_recipe_file
 from fedhen.config.settings import OWN, Config, DevicesConfig
 from fedhen.config.validation import are_counts, from_mapping
+from fedhen.devices.clock import name_profile
 from fedhen.errors import ConfigError
 from fedhen.experiment.build import OwnParts, fit_devices
 from fedhen.fileio.python_files import is_reference, resolve_reference
@@ -75,7 +76,7 @@ def configure(
         return take_method(start(recipe), recipe.method_file or recipe.method, load)
 
     config = prepare(read_recipe_file(source, begin) if isinstance(source, Path) else start(source))
-    return change(config if method is None else take_method(config, method, load))
+    return name_profile(change(config if method is None else take_method(config, method, load)))
 
 
 def take_method(config: Config, method: str | Method, load: Load = load_method) -> Config:

@@ -11,8 +11,9 @@ from itertools import chain
 from typing import Any
 
 from fedhen.algorithm.merging import Memories
+from fedhen.algorithm.oort import Notes
 from fedhen.algorithm.rounds import Round, Rules, play_rounds
-from fedhen.algorithm.sampling import Activate
+from fedhen.algorithm.sampling import Activate, Remembers
 from fedhen.algorithm.server_optimizers import TAKE_AVERAGE, ServerOptimizer
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population
@@ -101,6 +102,8 @@ class Experiment:
             self.server, self.memories, self.moments = done.server, done.memories, done.moments
             self.last_models.take(done.updates, done.losses)
             self.losses.update(done.losses)
+            if isinstance(self.activate, Remembers):
+                self.activate.observe(done.number, done.losses)
             trained = time.perf_counter()
             scores = {}
             if self.is_evaluated(done.number):
@@ -147,6 +150,11 @@ class Experiment:
         metric, stop = self.metrics[0], self.config.stop
         values = scores.get("validation") or primary_scores(scores, metric.name)
         return self.standing.observe(number, values, self.reported, metric, stop) if values else self.standing
+
+    @property
+    def notes(self) -> Notes | None:
+        """What the sampler remembers of earlier rounds; None if it depends on the devices' last losses alone."""
+        return self.activate.notes if isinstance(self.activate, Remembers) else None
 
     @cached_property
     def metrics(self) -> list[MetricInfo]:
@@ -236,12 +244,15 @@ class Experiment:
             ranks=self.ranks,
             standing=self.standing,
             ledger=self.mechanism.ledger,
+            notes=self.notes,
         )
 
     def restore(self, saved: Restored) -> None:
         """Continues from a saved state. The experiment must not have played yet."""
         likes = self.state().likes["memory"]
         self.played, self.losses = saved.played, dict(saved.losses)
+        if isinstance(self.activate, Remembers) and saved.notes is not None:
+            self.activate.notes = saved.notes
         self.server = saved.models["server"]
         self.memories = replace(self.memories, mean=saved.models["mean"])
         self.moments = saved.models.get("moments", {})

@@ -10,9 +10,8 @@ import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
-from fedhen import seeds
 from fedhen.algorithm.rounds import Sent
-from fedhen.algorithm.sampling import Activate
+from fedhen.algorithm.sampling import Activate, replace_absent
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.config import toml
 from fedhen.devices.population import Population
@@ -203,9 +202,6 @@ def make_fleet_sampler(draw: Activate, membership: Membership, seed: int) -> Act
 
     def active(number: int, losses: Mapping[int, float]) -> list[int]:
         membership.update()
-        drawn, there = draw(number, losses), set(membership.connected_devices())
-        others = [device for device in sorted(there) if device not in drawn]
-        shuffled = seeds.stream(seed, "stand-ins", number).permutation(others).tolist()
-        return sorted(device if device in there else (shuffled.pop() if shuffled else device) for device in drawn)
+        return replace_absent(draw(number, losses), set(membership.connected_devices()), number, seed)
 
     return active

@@ -49,6 +49,8 @@ def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
         )
     if run.config.attack.kind != "none":
         raise FleetError("attack.kind plays bad devices in simulations only: set it to none")
+    if run.config.clock.profile:
+        raise FleetError("clock.profile is for simulations, a real fleet takes its own time: leave it empty")
     if run.config.evaluation.own:
         raise FleetError("evaluation.own is not supported by a fleet: set it to false")
     membership, config = reopen_fleet(grid, run) if is_begun(run) else gather_fleet(grid, app, run)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedhen.algorithm.sampling import Activate, make_sampler
+from fedhen.algorithm.timetable import Timetable
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population
 from fedhen.distributed.communicator import ALONE, Ranks
@@ -70,8 +72,9 @@ def make_accountant(config: Config) -> Accountant:
     )
 
 
-def choose_sampler(config: Config, tier_of: Sequence[str]) -> Activate:
-    """Returns the configured sampler, which keeps the separation of a device's rounds."""
+def choose_sampler(config: Config, tier_of: Sequence[str], times: Timetable | None = None) -> Activate:
+    """Returns the configured sampler, which keeps the separation of a device's rounds, and asks spare devices too."""
     if config.privacy.separation > 1:
         return make_separated_sampler(config, tier_of)
-    return make_sampler(config.devices, config.seed, tier_of)
+    asked = replace(config.devices, active=config.devices.active + config.clock.spare_devices)
+    return make_sampler(asked, config.seed, tier_of, times)

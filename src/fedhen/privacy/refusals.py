@@ -75,6 +75,8 @@ def _of_participation(config: Config, own_sampler: bool, is_fleet: bool) -> Iter
         yield "an own `activate` may depend on data: leave it out"
     if sampling not in SAMPLINGS:
         yield f"devices.sampling={sampling} depends on data or on answers: choose from {', '.join(SAMPLINGS)}"
+    if config.clock.profile:
+        yield "who answers in time depends on how many examples a device has: leave clock.profile empty"
     if separation > 1 and sampling != "uniform":
         yield "privacy.separation needs devices.sampling=uniform"
     if separation > 1 and config.devices.active * separation > config.devices.number:

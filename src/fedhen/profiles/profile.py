@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import mean
 
 from fedhen import seeds
 from fedhen.errors import ConfigError
@@ -79,6 +80,14 @@ class Profile:
             found |= _deal([device for members in ordered.values() for device in members], self.classes)
         return [found[device] for device in range(len(tier_of))]
 
+    def choose_classes(
+        self, tier_of: Sequence[str], tiers: Sequence[str], operations: Sequence[float], seed: int
+    ) -> list[DeviceClass]:
+        """Returns the class of every device, calibrated by the operations of each device in a round."""
+        each = list(zip(tier_of, operations, strict=True))
+        means = {tier: mean(number for own, number in each if own == tier) for tier in tiers}
+        return self.calibrate(means).assign(tier_of, tiers, seed)
+
     def check_tiers(self, tiers: Sequence[str]) -> None:
         """Raises a ConfigError if the profile has no class for one of the tiers."""
         known = dict.fromkeys(each.tier for each in self.classes if each.tier)
@@ -121,6 +130,22 @@ def draw_jitter(device_class: DeviceClass, seed: int, number: int, device: int) 
         return 1.0
     normal = seeds.stream(seed, "jitter", number, device).standard_normal()
     return math.exp(device_class.jitter * float(normal) - device_class.jitter**2 / 2)
+
+
+def is_there(device_class: DeviceClass, seed: int, number: int, device: int) -> bool:
+    """Returns whether a device can be asked in a round."""
+    return _happens(device_class.availability, seed, "availability", number, device)
+
+
+def drops_out(device_class: DeviceClass, seed: int, number: int, device: int) -> bool:
+    """Returns whether a device that was asked in a round does not answer."""
+    return _happens(device_class.dropout, seed, "drop-out", number, device)
+
+
+def _happens(probability: float, seed: int, purpose: str, number: int, device: int) -> bool:
+    if probability in (0.0, 1.0):
+        return bool(probability)
+    return float(seeds.stream(seed, purpose, number, device).random()) < probability
 
 
 def _shuffle(members: Sequence[int], seed: int, tier: str) -> list[int]:

@@ -36,11 +36,7 @@ def list_shipped() -> list[str]:
 
 def read_profile(name: str | Path) -> Profile:
     """Reads a profile by its name, or from a file ending in .toml."""
-    path = Path(name)
-    if path.suffix != ".toml":
-        if str(name) not in list_shipped():
-            raise unknown_name("profile (or write the path of a .toml file)", name, list_shipped())
-        path = SHIPPED / f"{name}.toml"
+    path = find_profile(name)
     try:
         return _make_profile(untrusted.read_toml(path), path.stem)
     except OSError as error:
@@ -49,6 +45,15 @@ def read_profile(name: str | Path) -> Profile:
         raise ConfigError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {untrusted.describe_error(error)}") from None
+
+
+def find_profile(name: str | Path) -> Path:
+    """Returns the file of a profile that is given by its name, or by the path of a file ending in .toml."""
+    if Path(name).suffix == ".toml":
+        return Path(name)
+    if str(name) not in list_shipped():
+        raise unknown_name("profile (or write the path of a .toml file)", name, list_shipped())
+    return SHIPPED / f"{name}.toml"
 
 
 def parse_measured(text: str) -> Calibration:

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from fedhen.profiles.device_round import count_visits
+
+
+class LocalSteps(Protocol):
+    """The settings that say how many examples a device visits in a round."""
+
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def max_steps(self) -> int: ...
+    @property
+    def last_batch(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -24,3 +40,17 @@ class Workload:
         if self.examples:
             return list(self.examples)
         return [round(self.tier_examples[tier] / tier_of.count(tier)) for tier in tier_of]
+
+    def count_round(self, tier_of: Sequence[str], steps: LocalSteps) -> list[float]:
+        """Returns the operations of each device's training in a round."""
+        visits = [
+            count_visits(
+                number,
+                epochs=steps.epochs,
+                batch_size=steps.batch_size,
+                max_steps=steps.max_steps,
+                drop_last=steps.last_batch == "drop",
+            )
+            for number in self.count_examples(tier_of)
+        ]
+        return [float(n * self.training_operations[tier]) for n, tier in zip(visits, tier_of, strict=True)]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import mean
 
 from fedhen.config.settings import Config
 from fedhen.errors import CheckpointError, FedhenError, one_line
-from fedhen.profiles.device_round import DeviceRound, Parts, count_visits
-from fedhen.profiles.profile import DeviceClass, Profile, draw_jitter
+from fedhen.profiles.device_round import DeviceRound, Parts
+from fedhen.profiles.profile import DeviceClass, Profile, draw_jitter, drops_out
 from fedhen.profiles.quantity import Bound
+from fedhen.profiles.waiting import Ending, Waiting
 from fedhen.profiles.workload import Workload
 from fedhen.runs.reader import Run
 from fedhen.runs.records import RoundRecord
@@ -72,26 +73,18 @@ class Pricing:
     @cached_property
     def operations(self) -> list[float]:
         """Of each device's training in a round."""
-        training = self.run.settings.training
-        visits = [
-            count_visits(
-                number,
-                epochs=training.epochs,
-                batch_size=training.batch_size,
-                max_steps=training.max_steps,
-                drop_last=training.last_batch == "drop",
-            )
-            for number in self.workload.count_examples(self.tier_of)
-        ]
-        each = self.workload.training_operations
-        return [float(number * each[tier]) for number, tier in zip(visits, self.tier_of, strict=True)]
+        return self.workload.count_round(self.tier_of, self.run.settings.training)
 
     @cached_property
     def classes(self) -> list[DeviceClass]:
         """The class of each device."""
-        each = list(zip(self.tier_of, self.operations, strict=True))
-        means = {tier: mean(operations for own, operations in each if own == tier) for tier in self.run.tiers}
-        return self.profile.calibrate(means).assign(self.tier_of, self.run.tiers, self.run.seed)
+        return self.profile.choose_classes(self.tier_of, self.run.tiers, self.operations, self.run.seed)
+
+    @cached_property
+    def waiting(self) -> Waiting | None:
+        """What ended the run's rounds, if it was played with a clock."""
+        clock = self.run.settings.clock
+        return Waiting(clock.deadline_seconds or math.inf, clock.spare_devices) if clock.profile else None
 
     @cached_property
     def typical(self) -> Spending:
@@ -118,7 +111,6 @@ class Pricing:
     def _play(self, found: Spending, record: RoundRecord, bound: Bound) -> tuple[float, float]:
         """Adds a round to the totals. Returns its seconds and joules."""
         asked = self.describe_round(record)
-        answered = set(record.active) - {*record.failed, *record.late}
         own, joules = dict[int, float](), 0.0
         for device, work in asked.items():
             of, tier = self.classes[device], self.tier_of[device]
@@ -129,19 +121,27 @@ class Pricing:
             found.tier_joules[tier] = found.tier_joules.get(tier, Parts()).plus(cost)
             found.device_rounds[tier] += 1
             found.of_device[device] = found.of_device.get(device, 0.0) + cost.total
-        if not own:
-            return 0.0, 0.0
-        # The server waits for those that answer; if nobody does, until all have given up.
-        slowest = max(answered or own, key=lambda device: (own[device], -device))
-        found.waited_for[self.tier_of[slowest]] += 1
+        ending = self.end_round(record, own)
+        if ending.waited_for is not None:
+            found.waited_for[self.tier_of[ending.waited_for]] += 1
         for device, seconds_of_own in own.items():
-            waiting = max(0.0, own[slowest] - seconds_of_own)
+            waiting = max(0.0, ending.seconds - seconds_of_own)
             idle = waiting * self.classes[device].idle_power.at(bound)
             found.waiting += waiting
             found.waiting_joules += idle
             found.of_device[device] += idle
             joules += idle
-        return own[slowest], joules
+        return ending.seconds, joules
+
+    def end_round(self, record: RoundRecord, own: Mapping[int, float]) -> Ending:
+        """Returns the end of a round, given the seconds of its devices.
+
+        Without a clock the server waited for those that have answered, as far as the records say.
+        """
+        if self.waiting is None:
+            return Waiting().end(own, {*record.failed, *record.late})
+        gone = {d for d in own if drops_out(self.classes[d], self.run.seed, record.round, d)}
+        return self.waiting.end(own, gone)
 
     def describe_round(self, record: RoundRecord) -> dict[int, DeviceRound]:
         """Returns what each active device did. The devices of a tier share its recorded bytes equally."""

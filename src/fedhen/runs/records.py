@@ -228,6 +228,15 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
+class ClockSettings:
+    """[clock] of config.toml."""
+
+    profile: str = ""
+    deadline_seconds: NonNegative = 0.0
+    spare_devices: Count = 0
+
+
+@dataclass(frozen=True)
 class Settings:
     """The settings of config.toml that reports interpret; the others are only compared and printed."""
 
@@ -242,6 +251,7 @@ class Settings:
     data: DataSettings = DataSettings()
     devices: DevicesSettings = DevicesSettings()
     training: TrainingSettings = TrainingSettings()
+    clock: ClockSettings = ClockSettings()
     targets: dict[str, list[float]] = field(default_factory=dict)
 
 
