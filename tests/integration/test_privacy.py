@@ -152,6 +152,7 @@ REFUSED = [
     ("evaluation.own=true", "scores on devices' own test data"),
     ("evaluation.validation=0.1", "held-out training examples"),
     ("devices.sampling=loss", "devices.sampling=loss depends on data or on answers"),
+    ("clock.profile=phones", "who answers in time depends on how many examples a device has"),
     ("server.weighting=samples", "a device's weight would depend on its data"),
     ("server.rows_by_class=true", "which rows count tells which classes"),
     ("wire.up=topk", "wire.up=topk lets changes of earlier rounds"),

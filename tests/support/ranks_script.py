@@ -50,6 +50,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "topk": {"wire": {"down": "bf16", "up": "topk", "keep": 0.3}},
     "int8": {"wire": {"up": "int8"}},
+    "oort": {"devices": {"active": 5, "sampling": "oort"}, "clock": {"profile": "mixed"}},
 }
 """Name -> settings."""
 

@@ -20,7 +20,9 @@ RUNS_TO_KILL = {
         *("privacy.mechanism=central", "privacy.bound=0.5", "privacy.noise=0.2", "privacy.separation=2"),
         *("privacy.within=0.5", "evaluation.devices=false", "evaluation.every=20", "checkpoint.rounds=3"),
     ],
-    "by loss": ["devices.sampling=loss", "evaluation.every=3"],
+    "by loss and time": [
+        *("devices.sampling=oort", "clock.profile=phones", "clock.spare_devices=1", "evaluation.every=3"),
+    ],
 }
 """Name -> settings."""
 

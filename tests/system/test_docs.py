@@ -62,7 +62,7 @@ def test_every_setting_is_in_the_table() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tables"),
-    {"docs/results.md": 2, "docs/results-cifar10.md": 16, "docs/results-cifar100.md": 15}.items(),
+    {"docs/results.md": 2, "docs/results-cifar10.md": 16, "docs/results-cifar100.md": 15, "docs/costs.md": 2}.items(),
 )
 def test_results_are_those_of_the_runs(
     name: str, tables: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -224,6 +224,19 @@ def test_the_commands_of_the_page_on_codecs_run(tmp_path: Path, monkeypatch: pyt
     for command in block.splitlines():
         tiny = [*TINY_OPTIONS, "--rounds", "2", "--quiet", "--accelerator", "cpu"] if " run " in command else []
         assert main([*shlex.split(command)[1:], *tiny]) == 0, command
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_costs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also its profile can be read."""
+    page = (ROOT / "docs" / "costs.md").read_text()
+    (block,), (profile,) = (re.findall(rf"```{kind}\n(.*?)```", page, flags=re.DOTALL) for kind in ("sh", "toml"))
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(profile)
+    for command in block.splitlines():
+        tiny = ["--rounds", "2", "--quiet", "--accelerator", "cpu"] if " run " in command else []
+        assert main([*shlex.split(command)[1:], *tiny]) == 0, command
+    assert main(["report", "runs/uniform", "--profile", "mine.toml"]) == 0
 
 
 @pytest.mark.slow

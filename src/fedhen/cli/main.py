@@ -23,6 +23,7 @@ from fedhen.cli import (
     fleet,
     log,
     paper,
+    plan,
     predict,
     recipes,
     report,
@@ -35,7 +36,7 @@ from fedhen.interrupts import RunStopped
 from fedhen.version import VERSION
 
 PURPOSES = {
-    "train": (run, compare, resume, finish, centralised),
+    "train": (run, compare, resume, finish, centralised, plan),
     "look at results": (report, evaluate, paper, log),
     "models on devices": (export, predict),
     "recipes and data": (recipes, data),
