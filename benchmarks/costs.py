@@ -158,11 +158,10 @@ def make_table(name: str, options: argparse.Namespace) -> str:
         runs = [train(setting, int(seed), options) for seed in options.seeds.split(",")]
         priced = list(price_runs(runs, read_profile(profile), print).values())
         tiers = runs[0].tiers
-        evenness = spread([measure_evenness(each) for each in priced], 2)
-        rows.append([label, *describe(priced, tiers[:1]), *describe(priced, tiers), evenness])
+        evenness = [spread([measure_evenness(each) for each in priced], 2)] if "sampling" in name else []
+        rows.append([label, *describe(priced, tiers[:1]), *describe(priced, tiers), *evenness])
     units = ("rounds", "MB", "MB up", "s", "J")
-    parts = (f"{tiers[0]} model", "all models")
-    head = ["", *(f"{part}: {unit}" for part in parts for unit in units), "evenness"]
+    head = ["", *(f"{part}: {unit}" for part in (tiers[0], "all") for unit in units), *["evenness"] * bool(evenness)]
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -108,8 +108,9 @@ def make_deadline_sampler(devices: DevicesConfig, seed: int, tier_of: Sequence[s
         for tier, members in list_members(tier_of).items():
             here = [device for device in members if device in there]
             drawn = stream.choice(here, min(len(here), candidates[tier]), replace=False).tolist() if here else []
-            able = sorted((times.seconds[d], d) for d in drawn if times.seconds[d] <= times.deadline)
-            chosen += [int(device) for _, device in able[: quotas[tier]]]
+            able = [device for device in drawn if times.seconds[device] <= times.deadline]
+            # Devices of one class are equally fast: they keep the order of the draw.
+            chosen += sorted(able, key=lambda device: times.seconds[device])[: quotas[tier]]
         return sorted(chosen)
 
     return in_time

@@ -138,6 +138,14 @@ def test_fedcs_chooses_among_candidates_that_are_there() -> None:
     assert drawn == {(0, 1, 3), (0, 2, 3), (1, 2, 3), (0, 1), (0, 2), (1, 2)}
 
 
+def test_fedcs_is_fair_among_equally_fast_devices() -> None:
+    """Two of three, 400 times: each 267 times, with a deviation of √(400·2/9) = 9.4."""
+    sampler = make_sampler(FIVE, 0, TIERS, timetable([1.0] * 5, deadline=10))
+    asked = Counter(device for number in range(400) for device in sampler(number, {}))
+    assert all(abs(asked[device] - 266.7) < 4.5 * 9.4 for device in (0, 1, 2))
+    assert asked[3] + asked[4] == 400 and abs(asked[3] - 200) < 4.5 * 10
+
+
 @pytest.mark.parametrize("sampling", ["uniform", "by-tier", "bernoulli", "loss"])
 def test_others_stand_in_for_devices_that_are_not_there(sampling: str) -> None:
     """If all are there, the choice is that without a clock; else as many are asked as long as there are any."""

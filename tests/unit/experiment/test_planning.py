@@ -66,7 +66,7 @@ def test_a_deadline_by_hand(profile: Profile) -> None:
     late = "a deadline of 2 s cannot be met: a slow device takes 3 s for simple, 1 s too long; raise it, or train less"
     with pytest.raises(ConfigError, match=late):
         plan(profile, 2.0)
-    with pytest.raises(ConfigError, match="a fast device takes 0.3 s for simple, 0.2 s too long; a slow device"):
+    with pytest.raises(ConfigError, match=r"a fast device takes 0\.3 s for simple, 0\.2 s too long; a slow device"):
         plan(profile, 0.1)
 
 
