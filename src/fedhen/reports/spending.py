@@ -81,12 +81,6 @@ class Pricing:
         return self.profile.choose_classes(self.tier_of, self.run.tiers, self.operations, self.run.seed)
 
     @cached_property
-    def waiting(self) -> Waiting | None:
-        """What ended the run's rounds, if it was played with a clock."""
-        clock = self.run.settings.clock
-        return Waiting(clock.deadline_seconds or math.inf, clock.spare_devices) if clock.profile else None
-
-    @cached_property
     def typical(self) -> Spending:
         return self.spend("typical")
 
@@ -124,8 +118,9 @@ class Pricing:
         ending = self.end_round(record, own)
         if ending.waited_for is not None:
             found.waited_for[self.tier_of[ending.waited_for]] += 1
-        for device, seconds_of_own in own.items():
-            waiting = max(0.0, ending.seconds - seconds_of_own)
+        # Those that are late are still at work, or gone.
+        for device in own.keys() - {*record.late}:
+            waiting = max(0.0, ending.seconds - own[device])
             idle = waiting * self.classes[device].idle_power.at(bound)
             found.waiting += waiting
             found.waiting_joules += idle
@@ -136,12 +131,15 @@ class Pricing:
     def end_round(self, record: RoundRecord, own: Mapping[int, float]) -> Ending:
         """Returns the end of a round, given the seconds of its devices.
 
-        Without a clock the server waited for those that have answered, as far as the records say.
+        The records say who was late, by which the server waited for the others alone. If there was a deadline, it waited
+        until then for those that were late and had not dropped out.
         """
-        if self.waiting is None:
+        deadline = self.run.settings.clock.deadline_seconds
+        if not deadline:
             return Waiting().end(own, {*record.failed, *record.late})
-        gone = {d for d in own if drops_out(self.classes[d], self.run.seed, record.round, d)}
-        return self.waiting.end(own, gone)
+        gone = {d for d in record.late if drops_out(self.classes[d], self.run.seed, record.round, d)}
+        slow = dict.fromkeys({*record.late} - gone, math.inf)
+        return Waiting(deadline, self.run.settings.clock.spare_devices).end({**own, **slow}, gone)
 
     def describe_round(self, record: RoundRecord) -> dict[int, DeviceRound]:
         """Returns what each active device did. The devices of a tier share its recorded bytes equally."""
