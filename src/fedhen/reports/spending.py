@@ -118,9 +118,9 @@ class Pricing:
         ending = self.end_round(record, own)
         if ending.waited_for is not None:
             found.waited_for[self.tier_of[ending.waited_for]] += 1
-        # Those that are late are still at work, or gone.
-        for device in own.keys() - {*record.late}:
-            waiting = max(0.0, ending.seconds - own[device])
+        for device, seconds_of_own in own.items():
+            # Those that are late are still at work, or gone.
+            waiting = 0.0 if device in record.late else max(0.0, ending.seconds - seconds_of_own)
             idle = waiting * self.classes[device].idle_power.at(bound)
             found.waiting += waiting
             found.waiting_joules += idle
@@ -131,8 +131,8 @@ class Pricing:
     def end_round(self, record: RoundRecord, own: Mapping[int, float]) -> Ending:
         """Returns the end of a round, given the seconds of its devices.
 
-        The records say who was late, by which the server waited for the others alone. If there was a deadline, it waited
-        until then for those that were late and had not dropped out.
+        The records say who was late: the server waited for the others. If there was a deadline, it waited until then for
+        those that were late and had not dropped out.
         """
         deadline = self.run.settings.clock.deadline_seconds
         if not deadline:
