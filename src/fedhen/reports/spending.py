@@ -131,8 +131,8 @@ class Pricing:
     def end_round(self, record: RoundRecord, own: Mapping[int, float]) -> Ending:
         """Returns the end of a round, given the seconds of its devices.
 
-        The records say who was late: the server waited for the others. If there was a deadline, it waited until then for
-        those that were late and had not dropped out.
+        The records say who was late: the server waited for the others. If there was a deadline, it waited until then
+        for those that were late and had not dropped out.
         """
         deadline = self.run.settings.clock.deadline_seconds
         if not deadline:
