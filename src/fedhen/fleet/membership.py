@@ -6,8 +6,8 @@ import secrets
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flwr.app import Message, MessageType
@@ -17,9 +17,9 @@ from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.errors import FleetError, one_line
 from fedhen.fileio import untrusted
-from fedhen.fileio.atomic import write_json
 from fedhen.fleet import wire_format
 from fedhen.fleet.exchange import Messages
+from fedhen.fleet.fleet_file import Member, SavedFleet, read_saved_fleet
 from fedhen.fleet.wire_format import Identity, Malformed
 from fedhen.runs.layout import FLEET
 
@@ -27,43 +27,6 @@ IDENTIFY_TIMEOUT_SECONDS = 120.0
 """A node that has not answered by then is asked again."""
 SETTLE_SECONDS = 2.0
 """A fleet that is large enough is complete if no node has joined for this long."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """A device of the fleet."""
-
-    identity: Identity
-    node: int
-    """The last node that this device was."""
-
-
-@dataclass(frozen=True)
-class SavedFleet:
-    """The content of fleet.json."""
-
-    run: str
-    """A unique name of the run. Devices keep their memories under it."""
-    flower_run: int
-    """Flower's number of the run that played the folder last; 0 if unknown."""
-    members: list[Member]
-
-    def write(self, folder: Path) -> None:
-        devices = [{**asdict(member.identity), "node": str(member.node)} for member in self.members]
-        write_json(folder / FLEET, {"run": self.run, "flower": str(self.flower_run), "devices": devices})
-
-
-def read_saved_fleet(folder: Path) -> SavedFleet | None:
-    """Reads fleet.json. Returns None if it does not exist. Raises OSError or one of PARSE_ERRORS if it is damaged."""
-    values = untrusted.read_json(folder / FLEET)
-    if values is None:
-        return None
-    members = [
-        Member(wire_format.read_fields(Identity, entry), int(untrusted.check_text(entry["node"])))
-        for entry in values["devices"]
-    ]
-    flower_run = int(untrusted.check_text(values.get("flower", "0")))
-    return SavedFleet(untrusted.check_text(values["run"]), flower_run, members)
 
 
 @dataclass
@@ -84,6 +47,8 @@ class Membership:
     def __post_init__(self) -> None:
         self.messages: Messages[int] = Messages(self.grid)
         self.asked_at: dict[int, float] = {}
+        self.warned: set[int] = set()
+        """Nodes that the log names as left out."""
 
     def update(self) -> None:
         """Finds the connected nodes, asks new ones for their identity and reads the answers. Does not wait."""
@@ -98,23 +63,57 @@ class Membership:
                 if isinstance(content, str):
                     raise Malformed(content)
                 self.identities[node] = wire_format.read_identity(content)
-                self.readmit(node)
             except Malformed as error:
                 # It is asked again after the timeout: it may just have been restarted.
                 warnings.warn(f"node {node} has not identified itself: {error}", stacklevel=2)
+        self.readmit()
 
-    def readmit(self, node: int) -> None:
-        """Gives a node that comes back its old device number: by its id, or by its name if the old node is gone."""
-        identity = self.identities[node]
-        if any(member.node == node for member in self.members):
-            return
-        for device, member in enumerate(self.members):
-            same = (member.identity.name, member.identity.tier) == (identity.name, identity.tier)
-            if same and member.node not in self.online:
-                self.members[device] = replace(member, node=node)
-                return
-        if self.members:
-            warnings.warn(f"node {node} came after the fleet was complete: it waits for the next run", stacklevel=2)
+    def readmit(self) -> None:
+        """Gives nodes that come back their old device numbers: by their names, once the old node is gone."""
+        for node in self.find_strangers():
+            for device, member in enumerate(self.members):
+                identity = self.identities[node]
+                same = (member.identity.name, member.identity.tier) == (identity.name, identity.tier)
+                if same and member.node not in self.online:
+                    self.members[device] = replace(member, node=node)
+                    break
+
+    def find_strangers(self) -> list[int]:
+        """Returns the connected nodes that have identified themselves and are no device yet."""
+        known = {member.node for member in self.members}
+        return [node for node in self.identities if node in self.online and node not in known]
+
+    def begin_round(self, number: int, tiers: Sequence[str]) -> bool:
+        """Takes in who has come since the round before, and notes who has gone. Returns whether anything changed."""
+        before = list(self.members)
+        self.update()
+        names = {member.identity.name for member in self.members}
+        new = {node: self.identities[node] for node in self.find_strangers()}
+        for node, identity in list(new.items()):
+            if identity.tier not in tiers or identity.name in names:
+                wrong = f"of tier {identity.tier!r}, which the run does not have: it has {', '.join(tiers)}"
+                if identity.name in names:
+                    wrong = f"called {identity.name!r} like another node: give it a name and a state of its own"
+                self.warn_once(node, f"node {node} is left out: it is {wrong}")
+                del new[node]
+        self.members += [Member(identity, node, number) for node, identity in self.put_in_order(new, tiers)]
+        self.members = [
+            member.observe(number, self.node_of(device) is not None) for device, member in enumerate(self.members)
+        ]
+        return self.members != before
+
+    def return_to(self, played: int) -> None:
+        """Forgets who came and went after a round, from which the run resumes."""
+        self.members = [member.return_to(played) for member in self.members]
+
+    def members_of(self, number: int) -> list[Member]:
+        """Returns the devices of a round, those that were away included."""
+        return [member for member in self.members if member.joined <= number]
+
+    def warn_once(self, node: int, message: str) -> None:
+        if node not in self.warned:
+            self.warned.add(node)
+            warnings.warn(message, stacklevel=3)
 
     def node_of(self, device: int) -> int | None:
         """Returns the node of a device. Returns None if it is not connected."""
@@ -150,7 +149,7 @@ class Membership:
             time.sleep(0.5)
 
     def number_devices(self, tiers: Sequence[str]) -> None:
-        """Gives every connected node a device number: by tier, then by the place that it asks for, then by name."""
+        """Gives every connected node a device number."""
         known = {node: identity for node, identity in self.identities.items() if node in self.online}
         for node in [node for node, identity in known.items() if identity.tier not in tiers]:
             warnings.warn(
@@ -161,8 +160,17 @@ class Membership:
         for node in [node for node, identity in known.items() if counts[identity.name] > 1]:
             # With the same name, two nodes that come back could not be told apart.
             known[node] = replace(known[node], name=f"{known[node].name}-{node}")
-        order = sorted(known, key=lambda n: (tiers.index(known[n].tier), known[n].place, known[n].name, n))
-        self.members = [Member(known[node], node) for node in order]
+        self.members = [Member(identity, node) for node, identity in self.put_in_order(known, tiers)]
+
+    @staticmethod
+    def put_in_order(nodes: Mapping[int, Identity], tiers: Sequence[str]) -> list[tuple[int, Identity]]:
+        """Orders nodes that join together: by tier, then by the place that each asks for, then by name."""
+
+        def rank(item: tuple[int, Identity]) -> tuple[int, int, str, int]:
+            node, identity = item
+            return tiers.index(identity.tier), identity.place, identity.name, node
+
+        return sorted(nodes.items(), key=rank)
 
     def fit_config(self, config: Config) -> Config:
         """Returns the configuration with the numbers of devices that the fleet has."""
@@ -187,19 +195,6 @@ def read_membership(folder: Path, grid: Grid, config: Config) -> Membership:
         raise FleetError(f"{folder / FLEET} is damaged: {one_line(untrusted.describe_error(error))}") from None
     if saved is None:
         raise FleetError(f"{folder} was not played by a fleet; resume it with: fedhen resume {folder}")
-    if len(saved.members) != config.devices.number:
-        raise FleetError(f"{folder / FLEET} has {len(saved.members)} devices, but the run has {config.devices.number}")
-    return Membership(grid, toml.to_toml(config), saved.members, saved.run)
-
-
-def read_flower_run(folder: Path) -> str:
-    """Returns Flower's number of the run that played a folder last. Returns "" if it is unknown."""
-    try:
-        saved = read_saved_fleet(folder)
-    except (OSError, *untrusted.PARSE_ERRORS):
-        return ""
-    return str(saved.flower_run) if saved is not None and saved.flower_run else ""
-
-
-def sample_counts(members: Iterable[Member]) -> list[int]:
-    return [member.identity.samples for member in members]
+    if (first := sum(member.joined == 1 for member in saved.members)) < config.devices.number:
+        raise FleetError(f"{folder / FLEET} has {first} devices, but the run began with {config.devices.number}")
+    return Membership(grid, toml.to_toml(config), [*saved.members], saved.run)

@@ -18,7 +18,7 @@ from fedhen.config.settings import Config
 from fedhen.errors import FedhenError, FleetError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fleet.certificates import CA
-from fedhen.fleet.membership import read_flower_run
+from fedhen.fleet.fleet_file import read_flower_run
 from fedhen.fleet.processes import Processes
 from fedhen.fleet.project import CONNECTION, FleetProject
 from fedhen.fleet.run_settings import CONFIG, RESUME, RUN

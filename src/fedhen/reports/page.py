@@ -95,13 +95,14 @@ def _draw(chart: Chart) -> Drawing:
 def _overview(comparison: Comparison) -> dict[str, str]:
     settings = _merge([run.config for run in comparison.runs])
     digest = _join_distinct(run.subject.data_digest[:8] for run in comparison.runs if run.subject.data_digest)
+    joined = sum(len(run.joined) for run in comparison.runs)
     shares = (run.settings.tiers.items() for run in comparison.runs)
     return {
         "Recipe": comparison.recipe,
         "Methods": ", ".join(map(comparison.heading, comparison.methods)),
         "Seeds": ", ".join(map(str, sorted({run.seed for run in comparison.runs}))),
         "Rounds": settings.get("rounds", ""),
-        "Devices": settings.get("devices.number", ""),
+        "Devices": settings.get("devices.number", "") + (f" ({joined} joined later)" if joined else ""),
         "Active a round": settings.get("devices.active", ""),
         "Tiers": _join_distinct(", ".join(f"{tier} {100 * share:.3g} %" for tier, share in each) for each in shares),
         "Task": _join_distinct(run.subject.task for run in comparison.runs if run.subject.task),
