@@ -6,7 +6,7 @@ import secrets
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from fedhen.config.settings import Config
 from fedhen.errors import FleetError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fleet import wire_format
+from fedhen.fleet.board import Board, NodeState
 from fedhen.fleet.exchange import Messages
 from fedhen.fleet.fleet_file import Member, SavedFleet, read_saved_fleet
 from fedhen.fleet.wire_format import Identity, Malformed
@@ -25,6 +26,8 @@ from fedhen.runs.layout import FLEET
 
 IDENTIFY_TIMEOUT_SECONDS = 120.0
 """A node that has not answered by then is asked again."""
+RETRY_SECONDS = 10.0
+"""A node that could not identify itself is asked again after this long."""
 SETTLE_SECONDS = 2.0
 """A fleet that is large enough is complete if no node has joined for this long."""
 
@@ -43,12 +46,19 @@ class Membership:
     """Node -> its identity, once it has answered."""
     online: frozenset[int] = frozenset()
     """The connected nodes."""
+    tell: Callable[[Board], None] = lambda board: None
+    """Called with what the operator is to see."""
 
     def __post_init__(self) -> None:
         self.messages: Messages[int] = Messages(self.grid)
         self.asked_at: dict[int, float] = {}
-        self.warned: set[int] = set()
-        """Nodes that the log names as left out."""
+        self.problems: dict[int, str] = {}
+        """Node -> why it cannot take part."""
+        self.versions: dict[int, Mapping[str, str]] = {}
+        """Node -> the versions that it has reported."""
+        self.seen: dict[int, float] = {}
+        """Node -> when it was connected last."""
+        self.round, self.needed = 0, 0
 
     def update(self) -> None:
         """Finds the connected nodes, asks new ones for their identity and reads the answers. Does not wait."""
@@ -59,14 +69,48 @@ class Membership:
         question = wire_format.pack_question(self.config_text)
         self.messages.send([(node, Message(question, node, MessageType.QUERY, ttl=timeout)) for node in new])
         for node, content in self.messages.collect():
+            self.versions[node] = wire_format.read_versions(content)
             try:
                 if isinstance(content, str):
                     raise Malformed(content)
                 self.identities[node] = wire_format.read_identity(content)
+                self.problems.pop(node, None)
             except Malformed as error:
-                # It is asked again after the timeout: it may just have been restarted.
-                warnings.warn(f"node {node} has not identified itself: {error}", stacklevel=2)
+                # It is asked again: it may just have been restarted, or its data may come.
+                self.asked_at[node] = now - timeout + RETRY_SECONDS
+                self.note_problem(node, str(error), f"node {node} has not identified itself: {error}")
         self.readmit()
+        self.seen |= dict.fromkeys(self.online, time.time())
+        self.show()
+
+    def show(self) -> None:
+        """Tells the operator who is there."""
+        nodes = list(dict.fromkeys([*(member.node for member in self.members), *sorted(self.seen)]))
+        self.tell(Board(self.round, self.count_found(), self.needed, [self.describe(node) for node in nodes]))
+
+    def count_found(self) -> int:
+        """Returns how many devices are connected, or before they are numbered, how many nodes could be one."""
+        if self.members:
+            return len(self.connected_devices())
+        return len((self.online & self.identities.keys()) - self.problems.keys())
+
+    def describe(self, node: int) -> NodeState:
+        """Returns what is known of a node."""
+        device = next((device for device, member in enumerate(self.members) if member.node == node), None)
+        identity = self.members[device].identity if device is not None else self.identities.get(node)
+        versions = self.versions.get(node, {})
+        return NodeState(
+            str(node),
+            device,
+            identity.name if identity else "",
+            identity.tier if identity else "",
+            identity.samples if identity else None,
+            versions.get("fedhen", ""),
+            versions.get("torch", ""),
+            node in self.online,
+            self.seen.get(node),
+            self.problems.get(node, ""),
+        )
 
     def readmit(self) -> None:
         """Gives nodes that come back their old device numbers: by their names, once the old node is gone."""
@@ -94,12 +138,14 @@ class Membership:
                 wrong = f"of tier {identity.tier!r}, which the run does not have: it has {', '.join(tiers)}"
                 if identity.name in names:
                     wrong = f"called {identity.name!r} like another node: give it a name and a state of its own"
-                self.warn_once(node, f"node {node} is left out: it is {wrong}")
+                self.refuse(node, wrong)
                 del new[node]
         self.members += [Member(identity, node, number) for node, identity in self.put_in_order(new, tiers)]
         self.members = [
             member.observe(number, self.node_of(device) is not None) for device, member in enumerate(self.members)
         ]
+        self.round = number
+        self.show()
         return self.members != before
 
     def return_to(self, played: int) -> None:
@@ -110,9 +156,13 @@ class Membership:
         """Returns the devices of a round, those that were away included."""
         return [member for member in self.members if member.joined <= number]
 
-    def warn_once(self, node: int, message: str) -> None:
-        if node not in self.warned:
-            self.warned.add(node)
+    def refuse(self, node: int, wrong: str) -> None:
+        self.note_problem(node, f"it is {wrong}", f"node {node} is left out: it is {wrong}")
+
+    def note_problem(self, node: int, problem: str, message: str) -> None:
+        """Notes why a connected node cannot take part. The log has it once."""
+        if self.problems.get(node) != problem:
+            self.problems[node] = problem
             warnings.warn(message, stacklevel=3)
 
     def node_of(self, device: int) -> int | None:
@@ -129,22 +179,29 @@ class Membership:
         Raises `FleetError` if there are fewer after `seconds`.
         """
         end, count, changed_at = time.monotonic() + seconds, 0, time.monotonic()
+        self.needed = number
         while True:
             self.update()
-            known = [self.identities[node].tier for node in self.online & self.identities.keys()]
-            unknown_tiers = sorted({tier for tier in known if tiers and tier not in tiers})
-            found = len(self.connected_devices()) if self.members else sum(tier not in unknown_tiers for tier in known)
+            unknown_tiers = set[str]()
+            for node in sorted(self.online & self.identities.keys()) if tiers else ():
+                if (tier := self.identities[node].tier) not in tiers:
+                    unknown_tiers.add(tier)
+                    self.refuse(node, f"of tier {tier!r}, which the run does not have: it has {', '.join(tiers)}")
+            found = self.count_found()
             if found != count:
                 count, changed_at = found, time.monotonic()
             waiting = self.online - self.identities.keys()
             if found >= number and (not waiting or time.monotonic() - changed_at > SETTLE_SECONDS):
                 return
             if time.monotonic() > end:
-                names = ", ".join(unknown_tiers)
+                names = ", ".join(sorted(unknown_tiers))
                 others = f" (others are of tier {names}, which the run does not have)" if names else ""
+                why = "".join(
+                    f"; node {node}: {self.problems[node]}" for node in sorted(waiting & self.problems.keys())
+                )
                 raise FleetError(
                     f"{found} of {number} devices have connected after {seconds:g} s{others}: start the others, "
-                    "raise fleet.wait_seconds or lower devices.number"
+                    f"raise fleet.wait_seconds or lower devices.number{why}"
                 )
             time.sleep(0.5)
 
@@ -152,10 +209,7 @@ class Membership:
         """Gives every connected node a device number."""
         known = {node: identity for node, identity in self.identities.items() if node in self.online}
         for node in [node for node, identity in known.items() if identity.tier not in tiers]:
-            warnings.warn(
-                f"node {node} is of tier {known.pop(node).tier!r} and is left out: the run has {', '.join(tiers)}",
-                stacklevel=2,
-            )
+            known.pop(node)
         counts = Counter(identity.name for identity in known.values())
         for node in [node for node, identity in known.items() if counts[identity.name] > 1]:
             # With the same name, two nodes that come back could not be told apart.
@@ -187,7 +241,7 @@ class Membership:
         SavedFleet(self.run, flower_run, self.members).write(folder)
 
 
-def read_membership(folder: Path, grid: Grid, config: Config) -> Membership:
+def read_membership(folder: Path, grid: Grid, config: Config, tell: Callable[[Board], None]) -> Membership:
     """Reads the fleet of a run that has begun."""
     try:
         saved = read_saved_fleet(folder)
@@ -197,4 +251,4 @@ def read_membership(folder: Path, grid: Grid, config: Config) -> Membership:
         raise FleetError(f"{folder} was not played by a fleet; resume it with: fedhen resume {folder}")
     if (first := sum(member.joined == 1 for member in saved.members)) < config.devices.number:
         raise FleetError(f"{folder / FLEET} has {first} devices, but the run began with {config.devices.number}")
-    return Membership(grid, toml.to_toml(config), [*saved.members], saved.run)
+    return Membership(grid, toml.to_toml(config), [*saved.members], saved.run, tell=tell)

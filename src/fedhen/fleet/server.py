@@ -20,6 +20,7 @@ from fedhen.experiment.experiment import Experiment, Step
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import App
+from fedhen.fleet.board import BoardWriter
 from fedhen.fleet.engine import POLL_SECONDS, FleetDevices
 from fedhen.fleet.fleet_roster import FleetRoster, count_samples
 from fedhen.fleet.membership import Membership, read_membership
@@ -67,7 +68,7 @@ def is_begun(run: FleetRun) -> bool:
 def gather_fleet(grid: Grid, app: App, run: FleetRun) -> tuple[Membership, Config]:
     """Gathers the fleet of a new run. Waits until enough nodes are connected."""
     config = save_each_round(run.config)
-    membership = Membership(grid, toml.to_toml(config))
+    membership = Membership(grid, toml.to_toml(config), tell=BoardWriter(run.folder).show)
     membership.wait_for_nodes(config.devices.number, config.fleet.wait_seconds, tuple(config.tiers))
     membership.number_devices(tuple(config.tiers))
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ def reopen_fleet(grid: Grid, run: FleetRun) -> tuple[Membership, Config]:
     """Reads the fleet of a run that has begun. Its devices may have other node ids now, and some may connect later."""
     before = toml.read_toml(run.folder / CONFIG)
     config = replace(before, rounds=max(before.rounds, run.config.rounds), fleet=run.config.fleet)
-    membership = read_membership(run.folder, grid, config)
+    membership = read_membership(run.folder, grid, config, BoardWriter(run.folder).show)
     membership.wait_for_nodes(config.devices.active, config.fleet.wait_seconds)
     membership.save(run.folder, run.flower_run)
     return membership, config
