@@ -124,9 +124,7 @@ def wait_for_delivery(superlink: SuperLinkClient, run: Path, number: str) -> lis
     asked_at = time.monotonic()
     while (found := read_delivered(run, number)) is None:
         if time.monotonic() - asked_at >= STATUS_SECONDS:
-            from fedhen.fleet.delivery import read_delivered
-
-    asked_at = time.monotonic()
+            asked_at = time.monotonic()
             status = superlink.status(number)
             if status.startswith("finished") and read_delivered(run, number) is None:
                 raise FleetError(f"the models were not delivered: {superlink.find_error(number) or status}")

@@ -19,6 +19,7 @@ from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
 from fedhen.errors import FleetError
 from fedhen.fleet.project import DATA, HOME, NODES, FleetProject, fit_to_nodes, node_names, run_line, shell_line
+from fedhen.fleet.services import write_services
 
 FIRST_PORT = 9101
 """The port of the first node. Each node on one machine needs a different one."""
@@ -47,6 +48,7 @@ def create_project(project: FleetProject, config: Config, nodes: Mapping[str, in
     (project.path / DATA).mkdir()
     for name, shard in zip(node_names(nodes), shards, strict=True):
         _save(project.path / DATA / f"{name}.npz", data.inputs(torch.from_numpy(shard)), data.y[shard])
+    write_services(project.path, project.public or project.address, node_names(nodes))
     _save(project.path / DATA / "test.npz", data.test_inputs(slice(None)), data.y_test)
 
 
