@@ -85,8 +85,9 @@ class Membership:
 
     def show(self) -> None:
         """Tells the operator who is there."""
-        nodes = list(dict.fromkeys([*(member.node for member in self.members), *sorted(self.seen)]))
-        self.tell(Board(self.round, self.count_found(), self.needed, [self.describe(node) for node in nodes]))
+        devices = {member.node: device for device, member in enumerate(self.members)}
+        nodes = [self.describe(node, devices.get(node)) for node in dict.fromkeys([*devices, *sorted(self.seen)])]
+        self.tell(Board(self.round, self.count_found(), self.needed, nodes))
 
     def count_found(self) -> int:
         """Returns how many devices are connected, or before they are numbered, how many nodes could be one."""
@@ -94,9 +95,8 @@ class Membership:
             return len(self.connected_devices())
         return len((self.online & self.identities.keys()) - self.problems.keys())
 
-    def describe(self, node: int) -> NodeState:
-        """Returns what is known of a node."""
-        device = next((device for device, member in enumerate(self.members) if member.node == node), None)
+    def describe(self, node: int, device: int | None = None) -> NodeState:
+        """Returns what is known of a node, and of the device that it is."""
         identity = self.members[device].identity if device is not None else self.identities.get(node)
         versions = self.versions.get(node, {})
         return NodeState(
@@ -135,10 +135,10 @@ class Membership:
         new = {node: self.identities[node] for node in self.find_strangers()}
         for node, identity in list(new.items()):
             if identity.tier not in tiers or identity.name in names:
-                wrong = f"of tier {identity.tier!r}, which the run does not have: it has {', '.join(tiers)}"
+                wrong = explain_tier(identity.tier, tiers)
                 if identity.name in names:
-                    wrong = f"called {identity.name!r} like another node: give it a name and a state of its own"
-                self.refuse(node, wrong)
+                    wrong = f"it is called {identity.name!r} like another node: give it a name and a state of its own"
+                self.note_problem(node, wrong, f"node {node} is left out: {wrong}")
                 del new[node]
         self.members += [Member(identity, node, number) for node, identity in self.put_in_order(new, tiers)]
         self.members = [
@@ -155,9 +155,6 @@ class Membership:
     def members_of(self, number: int) -> list[Member]:
         """Returns the devices of a round, those that were away included."""
         return [member for member in self.members if member.joined <= number]
-
-    def refuse(self, node: int, wrong: str) -> None:
-        self.note_problem(node, f"it is {wrong}", f"node {node} is left out: it is {wrong}")
 
     def note_problem(self, node: int, problem: str, message: str) -> None:
         """Notes why a connected node cannot take part. The log has it once."""
@@ -186,7 +183,7 @@ class Membership:
             for node in sorted(self.online & self.identities.keys()) if tiers else ():
                 if (tier := self.identities[node].tier) not in tiers:
                     unknown_tiers.add(tier)
-                    self.refuse(node, f"of tier {tier!r}, which the run does not have: it has {', '.join(tiers)}")
+                    self.problems[node] = explain_tier(tier, tiers)
             found = self.count_found()
             if found != count:
                 count, changed_at = found, time.monotonic()
@@ -209,7 +206,7 @@ class Membership:
         """Gives every connected node a device number."""
         known = {node: identity for node, identity in self.identities.items() if node in self.online}
         for node in [node for node, identity in known.items() if identity.tier not in tiers]:
-            known.pop(node)
+            warnings.warn(f"node {node} is left out: {explain_tier(known.pop(node).tier, tiers)}", stacklevel=2)
         counts = Counter(identity.name for identity in known.values())
         for node in [node for node, identity in known.items() if counts[identity.name] > 1]:
             # With the same name, two nodes that come back could not be told apart.
@@ -239,6 +236,10 @@ class Membership:
     def save(self, folder: Path, flower_run: int) -> None:
         """Saves the fleet in the run folder, with Flower's number of the run."""
         SavedFleet(self.run, flower_run, self.members).write(folder)
+
+
+def explain_tier(tier: str, tiers: Sequence[str]) -> str:
+    return f"it is of tier {tier!r}, which the run does not have: it has {', '.join(tiers)}"
 
 
 def read_membership(folder: Path, grid: Grid, config: Config, tell: Callable[[Board], None]) -> Membership:

@@ -191,9 +191,14 @@ def describe_node(
         state.samples,
         state.fedhen,
         state.torch,
-        time.time() if online else state.seen,
+        time.time() if online else state.seen or find_last_seen(info),
         problem=problem,
     )
+
+
+def find_last_seen(info: NodeInfo | None) -> float | None:
+    """Returns when the SuperLink gave a node up, if it has ever been connected."""
+    return min(time.time(), info.online_until) if info is not None and info.online_until else None
 
 
 def devices_of(run: Path | None) -> dict[str, NodeState]:
