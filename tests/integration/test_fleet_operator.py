@@ -18,7 +18,7 @@ from fedhen.cli import main
 from fedhen.config import toml
 from fedhen.devices.population import assign_tiers
 from fedhen.errors import FedhenError
-from fedhen.fleet import delivery, status, wire_format
+from fedhen.fleet import delivery, run_lines, wire_format
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
 from fedhen.fleet.board import read_board
@@ -64,7 +64,7 @@ def test_nodes_that_cannot_introduce_themselves_are_shown_with_the_cause(tmp_pat
     assert "FileNotFoundError: [Errno 2] No such file or directory: '/data/ward-3.npz'" in nodes[1000].problem
     assert (nodes[993].fedhen, nodes[993].torch) == ("9.9", "1.0")
     assert all(node.online and bool(node.problem) == (int(node.node) in (1000, 993)) for node in board.nodes)
-    lines = status.tell_board(board)
+    lines = run_lines.tell_board(board)
     assert lines[0].startswith("waiting: 4 of 6 nodes (") and len(lines) == 3
     assert any("cannot take part: FileNotFoundError" in line for line in lines)
 
@@ -107,7 +107,9 @@ def test_the_status_follows_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert "FileNotFoundError" in during["ward-4"].problem
         assert (during["ward-2"].state, during["ward-0"].last_round, during["ward-0"].state) == ("offline", 2, "online")
         assert during["ward-0"].examples == 10 and during["ward-0"].fedhen and during["ward-0"].torch
-        lines = status.tell_round(watched.run, json.loads((watched.run / "rounds.jsonl").read_text().splitlines()[1]))
+        lines = run_lines.tell_round(
+            watched.run, json.loads((watched.run / "rounds.jsonl").read_text().splitlines()[1])
+        )
         assert lines.startswith("round 2: failed: ward-4 (FileNotFoundError")
         watched.inside.nodes[1000 - 7 * 2] = gone
         list(steps)

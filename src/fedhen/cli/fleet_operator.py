@@ -126,7 +126,7 @@ class RunLines:
     def look(self) -> None:
         """Prints what is new on the server's board."""
         from fedhen.fleet.board import read_board
-        from fedhen.fleet.status import tell_board, tell_problems
+        from fedhen.fleet.run_lines import tell_board, tell_problems
 
         board = None if self.quiet else read_board(self.run)
         # What an earlier server of a resumed run has left says nothing of this one.
@@ -138,7 +138,7 @@ class RunLines:
         self.say_new(tell_problems(board))
 
     def tell_round(self, record: Mapping[str, Any]) -> None:
-        from fedhen.fleet.status import tell_round
+        from fedhen.fleet.run_lines import tell_round
 
         if not self.quiet and (line := tell_round(self.run, record)):
             self.say(line)

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 from fedhen.errors import FedhenError, FleetError
 from fedhen.fleet.project import FleetProject, is_loopback
+from fedhen.fleet.run_lines import name_devices
 from fedhen.fleet.serve_settings import split_address
-from fedhen.fleet.status import FleetStatus, find_status, name_devices
+from fedhen.fleet.status import FleetStatus, find_status
 from fedhen.fleet.status_table import describe_server, make_node_table
 from fedhen.reports.charts import Chart
 from fedhen.reports.comparison import choose_owner, compare

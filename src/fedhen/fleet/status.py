@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from fedhen.fileio.atomic import write_json
 from fedhen.fleet.board import Board, NodeState, read_board
 from fedhen.fleet.delivery import read_deliveries
 from fedhen.fleet.enrolment import EnrolledNode, Enrolment
-from fedhen.fleet.fleet_file import read_saved_fleet
 from fedhen.fleet.project import FleetProject
 from fedhen.fleet.registration import REMOVED, open_control
-from fedhen.runs.layout import CONFIG, ERRORS
+from fedhen.fleet.run_lines import devices_of, read_errors
+from fedhen.runs.layout import CONFIG
 from fedhen.runs.reader import Run, read_run
-from fedhen.runs.records import DeviceError, parse_record
 from fedhen.version import VERSION
 
 CURRENT = "current.json"
@@ -201,19 +199,6 @@ def find_last_seen(info: NodeInfo | None) -> float | None:
     return min(time.time(), info.online_until) if info is not None and info.online_until else None
 
 
-def devices_of(run: Path | None) -> dict[str, NodeState]:
-    """Returns the devices of a run that was played before there was nodes.json."""
-    try:
-        saved = read_saved_fleet(run) if run is not None else None
-    except (OSError, *untrusted.PARSE_ERRORS):
-        saved = None
-    members = saved.members if saved is not None else ()
-    return {
-        str(m.node): NodeState(str(m.node), device, m.identity.name, m.identity.tier, m.identity.samples)
-        for device, m in enumerate(members)
-    }
-
-
 def read_records(run: Path | None) -> Run | None:
     if run is None or not (run / CONFIG).is_file():
         return None
@@ -221,14 +206,6 @@ def read_records(run: Path | None) -> Run | None:
         return read_run(run)
     except FedhenError:
         return None
-
-
-def read_errors(run: Path | None) -> Iterator[DeviceError]:
-    """Yields the errors of a run's devices, as far as they were recorded."""
-    found: list[DeviceError] = []
-    if run is not None:
-        untrusted.read_json_lines(run / ERRORS, lambda values, line: found.append(parse_record(DeviceError, values)))
-    yield from found
 
 
 def add_records(node: NodeStatus, records: Run, run: Path | None) -> NodeStatus:
@@ -245,39 +222,6 @@ def add_records(node: NodeStatus, records: Run, run: Path | None) -> NodeStatus:
     ends = [record.round for record in records.rounds[-1:] if device in record.failed]
     reason = next((e.error for e in read_errors(run) if e.device == device and e.round in ends), "")
     return replace(node, last_round=last, late=counts["late"], failed=counts["failed"], problem=node.problem or reason)
-
-
-def name_devices(run: Path) -> Mapping[int, str]:
-    """Returns device -> the name of its node."""
-    return {state.device: state.name for state in devices_of(run).values() if state.device is not None}
-
-
-def tell_round(run: Path, record: Mapping[str, Any]) -> str:
-    """Returns a line that names who was late or failed in a round, with the reasons; empty if nobody was."""
-    names, number = name_devices(run), record["round"]
-    reasons = {error.device: error.error for error in read_errors(run) if error.round == number}
-    late = [names.get(device, f"device {device}") for device in record.get("late", ())]
-    failed = [
-        f"{names.get(device, f'device {device}')} ({reasons.get(device, 'no reason recorded')})"
-        for device in record.get("failed", ())
-    ]
-    parts = [f"{what}: {', '.join(who)}" for what, who in (("late", late), ("failed", failed)) if who]
-    return f"round {number}: {'; '.join(parts)}" if parts else ""
-
-
-def tell_board(board: Board | None) -> list[str]:
-    """Returns the lines that a waiting server has for its operator."""
-    if board is None or not board.waiting:
-        return []
-    there = [node.name or node.node for node in board.nodes if node.online and not node.problem and node.tier]
-    names = f" ({', '.join(there)})" if there else ""
-    return [f"{board.waiting}{names}", *tell_problems(board)]
-
-
-def tell_problems(board: Board | None) -> list[str]:
-    """Returns a line for every node that is connected but cannot take part."""
-    nodes = board.nodes if board is not None else ()
-    return [f"node {n.name or n.node} cannot take part: {n.problem}" for n in nodes if n.online and n.problem]
 
 
 def to_json(status: FleetStatus) -> str:
