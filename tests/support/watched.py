@@ -38,8 +38,9 @@ class Watched:
         self.inside = grid(assign_tiers(self.chosen), tmp_path / "nodes")
         self.run = tmp_path / "run"
         self.run.mkdir()
+        tiers = assign_tiers(self.chosen)
         for device in range(6):
-            enrol(self.project.path, f"ward-{device}", "simple", tmp_path / f"ward-{device}.toml")
+            enrol(self.project.path, f"ward-{device}", tiers[device], tmp_path / f"ward-{device}.toml")
             self.inside.nodes[1000 - 7 * device].config["name"] = f"ward-{device}"
         self.known = set(self.inside.nodes)
         status.note_run(self.project, self.run, "7")
