@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhen.cli import fleet_server
+from fedhen.cli import fleet_node, fleet_server
 from fedhen.cli.options import (
     add_method_options,
     add_recipe,
@@ -74,6 +74,7 @@ def add_commands(commands: Any) -> None:
     run.add_argument("--quiet", action="store_true", help="show no progress")
     run.set_defaults(run=run_command)
     fleet_server.add_commands(within)
+    fleet_node.add_commands(within)
     up = within.add_parser("up", help="run a whole fleet on this machine", epilog=UP_EXAMPLES, formatter_class=look)
     add_recipe(up, "digits")
     up.add_argument("--method", metavar="M", help=f"{METHODS_HELP} (default: the recipe's, fedhen)")
