@@ -7,6 +7,7 @@ import shutil
 import sys
 import tomllib
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from flwr.clientapp import ClientApp
@@ -76,6 +77,7 @@ def forget_modules(folder: Path) -> None:
     """Removes what was imported from a folder."""
     sys.path[:] = [path for path in sys.path if not Path(path).is_relative_to(folder)]
     for name, module in list(sys.modules.items()):
-        places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+        spec = getattr(module, "__dict__", {}).get("__spec__")
+        places = [spec.origin, *(spec.submodule_search_locations or ())] if isinstance(spec, ModuleSpec) else []
         if any(place and Path(place).is_relative_to(folder) for place in places):
             del sys.modules[name]

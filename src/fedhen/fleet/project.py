@@ -122,13 +122,14 @@ class FleetProject:
     def supernode_command(self, name: str, port: int, node: Mapping[str, str | int]) -> list[str]:
         """Returns the command that starts a node with its key and its settings."""
         key = self.path / KEYS / name
+        settings = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in node.items())
         tls = [
             *("--root-certificates", str(self.path / CERTIFICATES / CA)),
             *("--auth-supernode-private-key", str(key)),
         ]
         return [
             *("flower-supernode", "--superlink", self.address, "--port", str(port)),
-            *("--node-config", " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in node.items())),
+            *(["--node-config", settings] if settings else []),
             *(tls if self.secure else ["--insecure"]),
         ]
 
