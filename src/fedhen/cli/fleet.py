@@ -112,17 +112,16 @@ def parse_nodes(options: argparse.Namespace, config: Config) -> dict[str, int]:
 
 def init_command(options: argparse.Namespace) -> int:
     require_flower()
-    from fedhen.fleet.new_project import create_project, make_instructions, warn_of_exposure
+    from fedhen.fleet.new_project import create_project, make_instructions
+    from fedhen.fleet.processes import free_port
     from fedhen.fleet.project import FleetProject
 
     config = config_from_options(options)
     nodes = parse_nodes(options, config)
     # Absolute, so that the printed commands work in any working directory.
-    project = FleetProject(options.folder.resolve(), options.address)
+    project = FleetProject(options.folder.resolve(), f"127.0.0.1:{free_port()}", public=options.address)
     create_project(project, config, nodes)
     print(make_instructions(project, nodes))
-    if warning := warn_of_exposure(options.address):
-        print_message(warning)
     return 0
 
 

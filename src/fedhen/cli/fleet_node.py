@@ -92,7 +92,9 @@ def read_key_file(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise FleetError(f"--key {path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        raise FleetError(
+            f"--key {path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"
+        ) from None
 
 
 def find_state_folder(name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from fedhen.fleet.node_messages import NodeMessages
 SHORTEST_LOOK, LONGEST_LOOK = 0.2, 3.0
 """Seconds between looks for messages: a third of the time since the last message, within these bounds."""
 LONGEST_REASON = 300
+CURRENT = "current-message"
+"""The file in the state folder that names the message that is being answered."""
 
 
 @dataclass
@@ -49,7 +52,9 @@ class FleetNode:
     def run(self) -> None:
         """Runs until a signal ends it. Raises `FleetError` if the server refuses the node."""
         with self.connection.open():
-            self.log(f"node {self.file.name} (tier {self.file.tier}) is connected to {self.file.address}")
+            number = self.connection.node.node_id
+            self.log(f"node {self.file.name} (tier {self.file.tier}) is connected to {self.file.address} as {number}")
+            self.excuse()
             last = time.monotonic()
             while True:
                 try:
@@ -67,11 +72,22 @@ class FleetNode:
                 # A little apart, so that the nodes of a fleet do not all look at once.
                 time.sleep(min(max(idle, SHORTEST_LOOK), LONGEST_LOOK) * random.uniform(0.9, 1.1))
 
+    def excuse(self) -> None:
+        """Answers the message that was lost when the node ended, so that the round does not wait for it."""
+        lost = self.messages.read_note(self.state / CURRENT)
+        if lost is not None and lost.metadata.dst_node_id == self.connection.node.node_id:
+            error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the node was restarted before it had answered")
+            with suppress(RunEnded, Rejected):
+                self.messages.push(Message(error, reply_to=lost), 0.0)
+        (self.state / CURRENT).unlink(missing_ok=True)
+
     def handle(self, message: Message) -> None:
         """Answers a message, and logs a line about it."""
         began, received = time.monotonic(), self.messages.received
+        self.messages.note(message, self.state / CURRENT)
         answer, said = self.answer(message)
         self.messages.push(answer, time.monotonic() - began)
+        (self.state / CURRENT).unlink(missing_ok=True)
         if said:
             traffic = f"{format_size(received)} received, {format_size(self.messages.sent)} sent"
             self.log(f"{name_message(message)}: {said}, {time.monotonic() - began:.1f} s, {traffic}")

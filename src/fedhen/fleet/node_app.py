@@ -65,9 +65,7 @@ class AppLoader:
             module, _, name = str(parts["clientapp"]).partition(":")
             app = getattr(importlib.import_module(module), name)
         except Exception as error:
-            raise FleetError(
-                f"the app cannot be imported: {type(error).__name__}: {one_line(str(error))}"
-            ) from error
+            raise FleetError(f"the app cannot be imported: {type(error).__name__}: {one_line(str(error))}") from error
         if not isinstance(app, ClientApp):
             raise FleetError(f"the app's {parts['clientapp']} is not a ClientApp")
         return app

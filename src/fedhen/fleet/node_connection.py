@@ -109,18 +109,19 @@ class NodeConnection:
         if before := self.read_node_id():
             self.deactivate(before)
         request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-        pause, told = SHORTEST_PAUSE, False
-        while True:
+        pause, attempts = SHORTEST_PAUSE, 0
+        while not self.node.node_id:
             try:
                 self.node.node_id = self.call(self.client.ActivateNode, request).node_id
-                break
             except Rejected:
-                if not told:
+                attempts += 1
+                # The first time it may only just have been enrolled.
+                if attempts == 2:
                     self.log(
-                        "the server does not admit this node yet: another process uses its file, or was killed less "
-                        "than a minute ago; trying again"
+                        "the server does not admit this node: another process uses its file, or was killed less than a "
+                        "minute ago; trying again"
                     )
-                told, pause = True, self.wait(pause)
+                pause = self.wait(pause)
         with suppress(OSError):
             write_text(self.state / NODE_ID, f"{self.fingerprint} {self.node.node_id}\n")
 

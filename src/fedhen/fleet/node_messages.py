@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
@@ -10,6 +12,7 @@ from flwr.common.serde import fab_from_proto, message_from_proto, message_to_pro
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -26,8 +29,10 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_and_inflate_object_from_tree,
     push_objects,
 )
+from google.protobuf.message import DecodeError
 
 from fedhen.errors import FleetError
+from fedhen.fileio.atomic import replace_file
 from fedhen.fleet.node_connection import NodeConnection, Rejected
 
 
@@ -74,6 +79,19 @@ class NodeMessages:
             raise Rejected(f"a message cannot be received: {type(error).__name__}") from None
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
+
+    def note(self, message: Message, path: Path) -> None:
+        """Writes down which message is being answered, without its content."""
+        # Without a writable state folder the node works all the same.
+        with suppress(OSError):
+            replace_file(path, message_to_proto(remove_content_from_message(message)).SerializeToString())
+
+    def read_note(self, path: Path) -> Message | None:
+        """Returns the message that was written down, if there is one."""
+        try:
+            return message_from_proto(ProtoMessage.FromString(path.read_bytes()))
+        except (OSError, DecodeError, ValueError):
+            return None
 
     def push(self, answer: Message, seconds: float) -> None:
         """Sends an answer. `seconds` is how long the work took, for Flower's own records."""

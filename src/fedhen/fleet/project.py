@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
+from types import MappingProxyType
 
 from fedhen.config import toml
 from fedhen.config.settings import Config
@@ -56,8 +57,8 @@ class FleetProject:
         """The folder in which Flower's own commands find the connection."""
         return self.path / HOME
 
-    def write(self, config: Config, nodes: Mapping[str, int]) -> None:
-        """Writes the whole folder, which must be new."""
+    def write(self, config: Config, nodes: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Writes the whole folder, which must be new, with a key for each of these nodes."""
         self.write_app(config)
         host = (self.public or self.address).rpartition(":")[0].strip("[]")
         if self.secure:
