@@ -324,7 +324,7 @@ class TestSecure:
             serving = threading.Thread(target=server.serve_forever)
             serving.start()
             try:
-                wait_for(lambda: len(asked) > 3)
+                wait_for(lambda: shell.log("early").count("does not answer") > 1)
                 shell.running["early"].send_signal(signal.SIGTERM)
                 assert shell.running["early"].wait(240) == 0
             finally:

@@ -176,15 +176,20 @@ class NodeConnection:
                     self.log(f"the server at {self.file.address} does not answer ({lost.reason}); trying again")
                 pause = self.wait(pause)
             else:
-                if self.is_lost:
-                    self.is_lost = False
-                    self.log("the server answers again")
+                self.note_answer()
                 return response
+
+    def note_answer(self) -> None:
+        if self.is_lost:
+            self.is_lost = False
+            self.log("the server answers again")
 
     def judge(self, error: Exception) -> Lost:
         """Returns why a request was not answered. Raises if it must not be repeated."""
         if isinstance(error, httpx.HTTPStatusError):
             status, detail = error.response.status_code, read_detail(error.response)
+            if status < httpx.codes.INTERNAL_SERVER_ERROR:
+                self.note_answer()
             if status == httpx.codes.UNAUTHORIZED:
                 return Lost(detail, refused=True)
             if status == httpx.codes.FORBIDDEN:
