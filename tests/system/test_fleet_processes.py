@@ -24,11 +24,12 @@ import numpy as np
 import psutil
 import pytest
 
+from fedhen.cli import main
 from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
 from fedhen.errors import FedhenError
-from fedhen.fleet.app_digest import build_bundle, digest_bundle, read_bundle
+from fedhen.fleet.app_digest import build_bundle, digest_bundle
 from fedhen.fleet.certificates import make_node_key, write_certificates, write_node_key
 from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet
 from fedhen.fleet.node_file import read_node_file
@@ -193,6 +194,12 @@ class TestPlain:
         assert done.stderr.endswith("holds only 1 complete rounds; start another run\n")
 
 
+IMPORTED = """
+import os
+from pathlib import Path
+
+Path(f"{here}/imported-{{os.getpid()}}").touch()
+"""
 SAYS_OF_THE_SERVER = (
     *("does not answer", "the server answers again", "the server does not admit this node", "stopped"),
 )
@@ -215,7 +222,11 @@ class Shell:
     def start(self, name: str, line: str) -> None:
         with (self.cwd / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                ["sh", "-c", f"{line}"], cwd=self.cwd, env=self.environment, stdout=log, stderr=log
+                ["sh", "-c", line if "exec " in line else f"exec {line}"],
+                cwd=self.cwd,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
             )
 
     def run(self, line: str) -> subprocess.CompletedProcess[str]:
@@ -271,33 +282,35 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 class TestSecure:
     """Two nodes behind the gate, with TLS and keys. The tests follow each other: the last one removes a node."""
 
-    def test_wrong_files_are_refused_in_one_line(self, shell: Shell) -> None:
-        """Another key, the certificate of another fleet, no TLS, no data, a damaged file."""
+    def test_wrong_files_are_refused_in_one_line(self, shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+        """Another key, the certificate of another fleet, a damaged file, missing data."""
         path = shell.cwd / "demo" / "nodes" / "simple-1.toml"
-        honest = read_node_file(path)
+        honest, wrong = read_node_file(path), str(shell.cwd / "wrong.toml")
         write_certificates(shell.cwd / "other", ["127.0.0.1"])
         other = (shell.cwd / "other" / "ca.crt").read_text()
-        for name, file, words in (
-            ("unknown", replace(honest, key=make_node_key()[0]), "refuses node simple-1: its key is not enrolled"),
-            ("fake", replace(honest, certificate=other), "has not the certificate that the node's file names"),
-            ("damaged", replace(honest, key="key"), "is not a private ECDSA key"),
-            ("keyless", replace(honest, key=""), "name the file with its private key with --key"),
-            ("torn", replace(honest, certificate="-----BEGIN"), "cannot be read"),
+        for file, words in (
+            (replace(honest, key=make_node_key()[0]), "refuses node simple-1: its key is not enrolled"),
+            (replace(honest, certificate=other), "has not the certificate that the node's file names"),
+            (replace(honest, key="key"), "is not a private ECDSA key"),
+            (replace(honest, key=""), "name the file with its private key with --key"),
+            (replace(honest, certificate="-----BEGIN"), "cannot be read"),
         ):
-            file.write(shell.cwd / f"{name}.toml")
-            done = fedhen("fleet", "node", f"{name}.toml", "--state", f"{name}-state", cwd=shell.cwd)
-            said = done.stderr.splitlines()
-            assert done.returncode == 2 and len(said) == 1 and words in said[0], done.stderr
-        (shell.cwd / "cut.toml").write_text(path.read_text()[:300])
-        for line, words in (
-            ("cut.toml", "cut.toml is not a node's file"),
-            (f"{path} --data none.npz", "--data none.npz: no such file"),
-            (f"{path} --key none", "--key none cannot be read: No such file"),
-            (f"{path} --set tier", "--set 'tier': write KEY=VALUE"),
-            (f"{path} --state demo/nodes/simple-1", "is in use by another process"),
+            Path(wrong).unlink(missing_ok=True)
+            file.write(Path(wrong))
+            assert main(["fleet", "node", wrong, "--state", str(shell.cwd / "wrong-state")]) == 2
+            said = capsys.readouterr().err
+            assert words in said and said.count("\n") == 1
+        Path(wrong).write_text(path.read_text()[:300])
+        for arguments, words in (
+            ([wrong], "wrong.toml is not a node's file"),
+            ([str(path), "--data", "none.npz"], "--data none.npz: no such file"),
+            ([str(path), "--key", "none"], "--key none cannot be read: No such file"),
+            ([str(path), "--set", "site"], "--set 'site': write KEY=VALUE"),
+            ([str(path), "--state", str(path.with_suffix(""))], "is in use by another process"),
         ):
-            done = fedhen("fleet", "node", *line.split(), cwd=shell.cwd)
-            assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+            assert main(["fleet", "node", *arguments]) == 2
+            said = capsys.readouterr().err
+            assert words in said and said.count("\n") == 1
 
     def test_a_node_waits_for_a_server_that_is_away(self, shell: Shell) -> None:
         """It says so once, says when the server is there, and ends cleanly."""
@@ -360,8 +373,7 @@ class TestSecure:
         shell.start("run", f"{shell.line('fedhen fleet run')} --rounds 4 --out run --quiet {small}")
         wait_for((shell.cwd / "held-complex-2").exists)
         before = numbers_in(shell.log("complex-1"))
-        # The shell and the node.
-        kill_tree(shell.running["complex-1"].pid)
+        shell.running["complex-1"].kill()
         shell.running["complex-1"].wait()
         in_training.unlink()
         shell.start("complex-1", shell.line("nodes/complex-1.toml --data"))
@@ -379,23 +391,21 @@ class TestSecure:
         )
 
     def test_an_app_that_is_not_accepted_does_not_run(self, shell: Shell) -> None:
-        """Its import alone would write a file. Once its digest is in a node's file, that node runs it."""
-        app, simple = shell.cwd / "demo" / "fleet_app" / "apps.py", shell.cwd / "demo" / "nodes" / "simple-1.toml"
-        app.write_text(app.read_text() + f"\n__import__('pathlib').Path('{shell.cwd}/imported').touch()\n")
-        line = f"{shell.line('fedhen fleet run')} --quiet --set training.epochs=1 --set fleet.wait_seconds=5"
-        done = shell.run(f"{line} --rounds 1 --out refused")
-        assert done.returncode == 2 and "0 of 2 devices have connected" in done.stderr, done.stderr
-        # The server's app is this folder's: it may import its own code.
-        (shell.cwd / "imported").unlink()
-        digest = digest_bundle(build_bundle(shell.cwd / "demo"))
-        for name in ("simple-1", "complex-1"):
-            said = [line for line in shell.log(name).splitlines() if "is not accepted" in line]
-            assert len(said) == 1 and digest in said[0], shell.log(name)
-            assert not (shell.cwd / "demo" / "nodes" / name / "apps" / digest).exists()
-            assert read_bundle((shell.cwd / "demo" / "nodes" / name / "offered.zip").read_bytes())
+        """Its import alone would write a file. The node with its digest in the file runs it, without a restart."""
+        app, nodes = shell.cwd / "demo" / "fleet_app" / "apps.py", shell.cwd / "demo" / "nodes"
+        app.write_text(f"{app.read_text()}\n{IMPORTED.format(here=shell.cwd)}")
+        digest, simple = digest_bundle(build_bundle(shell.cwd / "demo")), nodes / "simple-1.toml"
         simple.write_text(re.sub("^app = .*", f'app = ["{digest}"]', simple.read_text(), flags=re.MULTILINE))
-        done = shell.run(f"{line} --rounds 1 --out half")
+        done = shell.run(
+            f"{shell.line('fedhen fleet run')} --quiet --set fleet.wait_seconds=20 --rounds 1 --out refused"
+        )
         assert done.returncode == 2 and "1 of 2 devices have connected" in done.stderr, done.stderr
+        assert (shell.cwd / f"imported-{shell.running['simple-1'].pid}").exists()
+        assert not (shell.cwd / f"imported-{shell.running['complex-1'].pid}").exists()
+        said = [line for line in shell.log("complex-1").splitlines() if "is not accepted" in line]
+        assert len(said) == 1 and digest in said[0], shell.log("complex-1")
+        assert not (nodes / "complex-1" / "apps" / digest).exists()
+        assert digest_bundle((nodes / "complex-1" / "offered.zip").read_bytes()) == digest
 
     def test_a_removed_node_ends(self, shell: Shell) -> None:
         done = shell.run("fedhen fleet remove complex-1 --fleet demo")
@@ -405,10 +415,8 @@ class TestSecure:
         assert last.startswith("fedhen: the server at") and "refuses node complex-1" in last
 
     def test_a_terminated_node_leaves_nothing(self, shell: Shell) -> None:
-        node = psutil.Process(shell.running["simple-1"].pid)
-        (node,) = node.children() or [node]
-        assert node.children() == []
-        node.terminate()
+        assert psutil.Process(shell.running["simple-1"].pid).children() == []
+        shell.running["simple-1"].terminate()
         assert shell.running["simple-1"].wait(240) == 0
         assert shell.log("simple-1").endswith(" stopped\n")
 
