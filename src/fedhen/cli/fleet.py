@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   fedhen fleet up                        start a SuperLink, four nodes and a run on this machine, then stop everything
-  fedhen fleet init my-fleet             write an app, with certificates and keys for testing
-  fedhen fleet run my-fleet              start a training on the SuperLink of my-fleet
+  fedhen fleet init my-fleet             write an app, certificates, and data for testing
+  fedhen fleet serve my-fleet            run its server
+  fedhen fleet add ward-3 --tier simple --fleet my-fleet        enrol a node: writes ward-3.toml
+  fedhen fleet node ward-3.toml --data /data/ward-3.npz         run that node
+  fedhen fleet run my-fleet              start a training
   fedhen fleet run my-fleet --resume runs/my-fleet-fedhen-fleet    resume it after a crash
 
 docs/fleet.md is a tutorial, and explains who sees what.
@@ -55,7 +58,7 @@ def add_commands(commands: Any) -> None:
     look = argparse.RawDescriptionHelpFormatter
     fleet = commands.add_parser("fleet", help="a real fleet on Flower", epilog=EXAMPLES, formatter_class=look)
     within = fleet.add_subparsers(dest="fleet_command", metavar="COMMAND", required=True)
-    init = within.add_parser("init", help="write an app for a fleet, with certificates and keys for testing")
+    init = within.add_parser("init", help="write an app for a fleet, with certificates and test data")
     init.add_argument("folder", type=Path, metavar="DIR", help="where to write; it must not exist")
     init.add_argument("--recipe", default="digits", metavar="RECIPE", help="settings and test data (default: digits)")
     init.add_argument(
@@ -63,7 +66,7 @@ def add_commands(commands: Any) -> None:
     )
     add_nodes(init, default=1)
     init.set_defaults(run=init_command, config=None, settings=[])
-    run = within.add_parser("run", help="start or resume a training on a running SuperLink")
+    run = within.add_parser("run", help="start or resume a training on a running server")
     run.add_argument(
         "folder", nargs="?", type=Path, default=Path(), metavar="DIR", help="the fleet's folder (default: .)"
     )
