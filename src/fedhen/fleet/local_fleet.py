@@ -80,15 +80,19 @@ class LocalFleet:
     def accept_app(self) -> None:
         """Writes the files of the nodes, which accept the app as it is now. Nodes read them when a run begins."""
         app = digest_bundle(build_bundle(self.path))
+        certificate = (self.path / CERTIFICATES / CA).read_text(encoding="ascii") if self.secure else ""
         for name in self.device_of:
-            certificate = (self.path / CERTIFICATES / CA).read_text() if self.secure else ""
-            key = self.keys.setdefault(name, make_node_key()[0])
-            if self.secure:
-                key = (self.path / KEYS / name).read_text()
-            self.node_file(name).unlink(missing_ok=True)
-            NodeFile(name, name.rpartition("-")[0], self.project.address, (app,), certificate, key).write(
-                self.node_file(name)
-            )
+            path, tier = self.node_file(name), name.rpartition("-")[0]
+            path.unlink(missing_ok=True)
+            NodeFile(name, tier, self.project.address, (app,), certificate, self.find_key(name)).write(path)
+
+    def find_key(self, name: str) -> str:
+        """Returns the key of a node. Without TLS it is only what the node is recognised by."""
+        if self.secure:
+            return (self.path / KEYS / name).read_text(encoding="ascii")
+        if name not in self.keys:
+            self.keys[name] = make_node_key()[0]
+        return self.keys[name]
 
     def play(self, run: Path, resume: bool = False) -> Iterator[tuple[dict[str, Any], Any]]:
         """Starts a run and yields its rounds."""
