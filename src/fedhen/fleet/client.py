@@ -178,7 +178,7 @@ class FleetClient:
 
     def expected_weights(self, devices: SequentialDevices, shapes: Shapes) -> dict[str, Tensor]:
         """Returns tensors with these names, and the shapes and types of the tier's. Their values are not used."""
-        module = devices.built_module(self.tier)
+        module = devices.modules.original(self.tier)
         return {name: tensor for name, tensor in module.state_dict().items() if name in shapes}
 
     @property
