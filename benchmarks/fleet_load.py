@@ -101,7 +101,9 @@ class LightNode:
             try:
                 response = await self.http.send(built)
                 response.raise_for_status()
-                return kind.FromString(response.content)
+                answer = kind()
+                answer.ParseFromString(response.content)
+                return answer
             except httpx.HTTPError as error:
                 status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
                 if status in (401, 403, 412, 413):
@@ -273,7 +275,8 @@ def main() -> None:
     peaks: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder, watch_memory(peaks):
         project, keys, config = prepare(Path(folder), number, active, rounds)
-        began, steps, over = time.monotonic(), [], threading.Event()
+        began, over = time.monotonic(), threading.Event()
+        first = True
         playing = threading.Thread(target=lambda: asyncio.run(play_nodes(project, keys, tally, over)))
         serve = [sys.executable, "-m", "fedhen", "fleet", "serve", str(project.path)]
         with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True) as server:
@@ -287,9 +290,9 @@ def main() -> None:
                 superlink, run = SuperLinkClient(project, Processes(project.path / "logs")), Path(folder) / "run"
                 began = time.monotonic()
                 for record, timing in follow(superlink, superlink.start(config, run), run, 0, rounds):
-                    if not steps:
+                    if first:
                         print(f"first round done after {time.monotonic() - began:.0f} s", flush=True)
-                    steps.append((record, timing))
+                    first = False
                     print(describe(record, timing, tally), flush=True)
             finally:
                 over.set()

@@ -128,7 +128,7 @@ def describe_answer(answer: Message, context: Context) -> str:
     if isinstance(failure, ConfigRecord):
         return f"failed: {one_line(str(failure.get('error')))[:LONGEST_REASON]}"
     known = context.state.get(EXAMPLES)
-    return f"{known['count']} examples" if isinstance(known, ConfigRecord) else "done"
+    return f"{known['count']!r} examples" if isinstance(known, ConfigRecord) else "done"
 
 
 def name_message(message: Message) -> str:
