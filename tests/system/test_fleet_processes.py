@@ -272,6 +272,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
                 assert done.returncode == 0, done.stdout + done.stderr
         for tier in NODES:
             fleet.start(f"{tier}-1", fleet.line(f"node {cwd}/demo/nodes/{tier}-1.toml"))
+        wait_for(lambda: all(numbers_in(fleet.log(f"{tier}-1")) for tier in NODES))
         yield fleet
     finally:
         fleet.stop()
