@@ -51,7 +51,7 @@ from fedhen.fleet.certificates import CA, make_node_key
 from fedhen.fleet.enrolment import ENROLLED, EnrolledNode
 from fedhen.fleet.follow import follow
 from fedhen.fleet.new_project import create_project
-from fedhen.fleet.node import LONGEST_LOOK, SHORTEST_LOOK
+from fedhen.fleet.node import choose_pause
 from fedhen.fleet.processes import Processes, free_port
 from fedhen.fleet.project import CERTIFICATES, FleetProject
 from fedhen.fleet.serve_settings import SERVE
@@ -129,6 +129,7 @@ class LightNode:
                 beat = heartbeat_pb2.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30)
                 await self.call("send-node-heartbeat", beat, heartbeat_pb2.SendNodeHeartbeatResponse)
                 self.beat_at = time.monotonic() + HEARTBEAT_SECONDS
+            looked = time.monotonic()
             pull = fleet_pb2.PullMessagesRequest(node=self.node)
             found = await self.call("pull-messages", pull, fleet_pb2.PullMessagesResponse)
             if found.messages_list:
@@ -137,9 +138,8 @@ class LightNode:
                     await self.answer(await self.receive(run, found.message_object_trees[0]))
                 except httpx.HTTPStatusError as error:
                     self.tally[f"given up: {error.response.status_code}"] += 1
-                last = time.monotonic()
-            pause = min(max((time.monotonic() - last) / 3, SHORTEST_LOOK), LONGEST_LOOK)
-            await asyncio.sleep(pause * self.random.uniform(0.9, 1.1))
+                last = looked = time.monotonic()
+            await asyncio.sleep(choose_pause(time.monotonic() - last, time.monotonic() - looked))
 
     async def receive(self, run: int, tree: message_pb2.ObjectTree) -> Message:
         parts = {}

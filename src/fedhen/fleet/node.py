@@ -23,6 +23,8 @@ from fedhen.fleet.node_messages import NodeMessages
 
 SHORTEST_LOOK, LONGEST_LOOK = 0.2, 3.0
 """Seconds between looks for messages: a third of the time since the last message, within these bounds."""
+PATIENCE, MOST_PATIENCE = 10.0, 30.0
+"""A pause is at least this many times as long as the server took to answer, up to these seconds."""
 LONGEST_REASON = 300
 CURRENT = "current-message"
 """The file in the state folder that names the message that is being answered."""
@@ -57,6 +59,7 @@ class FleetNode:
             self.excuse()
             last = time.monotonic()
             while True:
+                looked = time.monotonic()
                 try:
                     message = self.messages.pull()
                     if message is not None:
@@ -68,9 +71,7 @@ class FleetNode:
                     pass
                 except Rejected as error:
                     self.log(f"the server: {error}")
-                idle = (time.monotonic() - last) / 3
-                # A little apart, so that the nodes of a fleet do not all look at once.
-                time.sleep(min(max(idle, SHORTEST_LOOK), LONGEST_LOOK) * random.uniform(0.9, 1.1))
+                time.sleep(choose_pause(time.monotonic() - last, time.monotonic() - looked))
 
     def excuse(self) -> None:
         """Answers the message that was lost when the node ended, so that the round does not wait for it."""
@@ -120,6 +121,16 @@ class FleetNode:
             return app, self.contexts[run]
         assert self.loader.app is not None
         return self.loader.app, self.contexts[run]
+
+
+def choose_pause(idle: float, latency: float) -> float:
+    """Returns the seconds until the next look: fewer soon after a message, more if the server is slow to answer.
+
+    So hundreds of nodes that have work at once do not keep the server from doing it.
+    """
+    usual = min(max(idle / 3, SHORTEST_LOOK), LONGEST_LOOK)
+    # A little apart, so that the nodes of a fleet do not all look at once.
+    return max(usual, min(PATIENCE * latency, MOST_PATIENCE)) * random.uniform(0.9, 1.1)
 
 
 def describe_answer(answer: Message, context: Context) -> str:
