@@ -64,8 +64,7 @@ class FleetNode:
                     message = self.messages.pull()
                     if message is not None:
                         self.handle(message)
-                        last = time.monotonic()
-                        continue
+                        last = looked = time.monotonic()
                 except RunEnded:
                     # Stopped between its message and the answer.
                     pass
