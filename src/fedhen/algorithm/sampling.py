@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
 
@@ -56,27 +55,30 @@ def make_sampler(
     """Makes the configured sampler. `tier_of` is the tier of each device, which some samplers need, as `times`.
 
     All but `loss` and `oort` depend on the seed, the round and the devices' time alone, so that all methods train the
-    same devices.
+    same devices. If devices have joined since the run began, there are more than `devices.number`: `bernoulli` keeps
+    the share that is active, and the others keep the number.
     """
+    everyone = len(tier_of) or devices.number
+    most = min(devices.active, everyone)
 
     def uniform(number: int, losses: Mapping[int, float]) -> list[int]:
         stream = seeds.stream(seed, "active devices", number)
-        return sorted(int(d) for d in stream.choice(devices.number, devices.active, replace=False))
+        return sorted(int(d) for d in stream.choice(everyone, most, replace=False))
 
     def by_tier(number: int, losses: Mapping[int, float]) -> list[int]:
         stream = seeds.stream(seed, "active devices", number)
-        members, counts = list_members(tier_of), share_out(devices, tier_of)
+        members, counts = list_members(tier_of), share_out(most, tier_of)
         drawn = [stream.choice(of, counts[tier], replace=False) for tier, of in members.items()]
         return sorted(int(d) for each in drawn for d in each)
 
     def bernoulli(number: int, losses: Mapping[int, float]) -> list[int]:
-        draws = seeds.stream(seed, "active devices", number).random(devices.number)
-        return [d for d in range(devices.number) if draws[d] < devices.active / devices.number]
+        draws = seeds.stream(seed, "active devices", number).random(everyone)
+        return [d for d in range(everyone) if draws[d] < devices.active / devices.number]
 
     def by_loss(number: int, losses: Mapping[int, float]) -> list[int]:
         """Power of choice (Cho et al. 2020), with the losses that devices reported when they last trained."""
         candidates = seeds.stream(seed, "active devices", number).choice(
-            devices.number, count_candidates(devices), replace=False
+            everyone, count_candidates(devices, everyone), replace=False
         )
         # Devices that have never trained come first, those with a NaN loss last. Ties keep the order of the draw.
         last_losses = {device: -math.inf if math.isnan(loss) else loss for device, loss in losses.items()}
@@ -87,7 +89,7 @@ def make_sampler(
     if times is None:
         return by_name[devices.sampling]
     if devices.sampling == "oort":
-        return Oort(list_members(tier_of), share_out(devices, tier_of), times, seed)
+        return Oort(list_members(tier_of), share_out(devices.active, tier_of), times, seed)
     if devices.sampling == "deadline":
         return make_deadline_sampler(devices, seed, tier_of, times)
     return among_those_there(by_name[devices.sampling], times, seed)
@@ -98,9 +100,8 @@ def make_deadline_sampler(devices: DevicesConfig, seed: int, tier_of: Sequence[s
 
     Each tier has its share of the candidates and of the active devices. The fastest come first.
     """
-    quotas, candidates = (
-        share_out(replace(devices, active=number), tier_of) for number in (devices.active, count_candidates(devices))
-    )
+    candidates = share_out(count_candidates(devices, len(tier_of)), tier_of)
+    quotas = share_out(devices.active, tier_of)
 
     def in_time(number: int, losses: Mapping[int, float]) -> list[int]:
         stream, there = seeds.stream(seed, "active devices", number), times.there(number)
@@ -116,9 +117,9 @@ def make_deadline_sampler(devices: DevicesConfig, seed: int, tier_of: Sequence[s
     return in_time
 
 
-def count_candidates(devices: DevicesConfig) -> int:
+def count_candidates(devices: DevicesConfig, everyone: int) -> int:
     """Returns the number of candidates to draw."""
-    return min(devices.number, max(devices.active, devices.candidates or 2 * devices.active))
+    return min(everyone, max(devices.active, devices.candidates or 2 * devices.active))
 
 
 def list_members(tier_of: Sequence[str]) -> dict[str, list[int]]:
@@ -126,10 +127,10 @@ def list_members(tier_of: Sequence[str]) -> dict[str, list[int]]:
     return {tier: [d for d, own in enumerate(tier_of) if own == tier] for tier in dict.fromkeys(tier_of)}
 
 
-def share_out(devices: DevicesConfig, tier_of: Sequence[str]) -> dict[str, int]:
-    """Returns tier -> its share of the active devices."""
+def share_out(number: int, tier_of: Sequence[str]) -> dict[str, int]:
+    """Shares a number of devices out to the tiers. Returns tier -> its share."""
     members = list_members(tier_of)
-    ends = [round(devices.active * end / devices.number) for end in accumulate(map(len, members.values()))]
+    ends = [round(number * end / len(tier_of)) for end in accumulate(map(len, members.values()))]
     return {tier: end - begin for tier, (begin, end) in zip(members, pairwise([0, *ends]), strict=True)}
 
 
@@ -137,14 +138,22 @@ def among_those_there(draw: Activate, times: Timetable, seed: int) -> Activate:
     """Makes a sampler that asks others in place of devices that cannot be asked, as far as there are any."""
 
     def active(number: int, losses: Mapping[int, float]) -> list[int]:
-        there = times.there(number)
-        return [device for device in replace_absent(draw(number, losses), there, number, seed) if device in there]
+        there = sorted(times.there(number))
+        return replace_absent(draw(number, losses), there, seed, number) if there else []
 
     return active
 
 
-def replace_absent(drawn: Collection[int], there: Collection[int], number: int, seed: int) -> list[int]:
-    """Replaces each drawn device that is not there by one that is, as far as there are any."""
+def replace_absent(drawn: Sequence[int], present: Sequence[int], seed: int, number: int) -> list[int]:
+    """Returns the active devices of a round: those that were drawn, with stand-ins for the ones that are away.
+
+    So the number that is active stays the same as long as enough devices are there, and a device that is away changes
+    a round only if it is drawn. Without a stand-in the round has fewer. If nobody is there, those drawn remain.
+    """
+    there = set(present)
+    if not there:
+        return sorted(drawn)
     others = [device for device in sorted(there) if device not in drawn]
     shuffled = seeds.stream(seed, "stand-ins", number).permutation(others).tolist()
-    return sorted(device if device in there else (shuffled.pop() if shuffled else device) for device in drawn)
+    standing_in = [shuffled.pop() for device in drawn if device not in there and shuffled]
+    return sorted([*(device for device in drawn if device in there), *standing_in])
