@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhen.cli.options import DATA_HELP, add_data_dir, add_method_options, add_recipe, choose_one
-from fedhen.cli.own_parts import add_own_parts, load_own_parts
 from fedhen.cli.report import add_profile, choose_profile, print_note
+from fedhen.cli.user_files import add_own_parts, load_own_parts
 from fedhen.config import toml
 from fedhen.errors import ConfigError
 from fedhen.fileio.atomic import write_text
