@@ -38,7 +38,9 @@ from support.fleets import config_of_everyone
 
 OWN = recipe_app()
 APP = replace(OWN, training_data=lambda node, config: OWN.training_data(node, config_of_everyone(config, ["simple"])))
-server, honest, client, here = server_app(APP), client_app(APP), ClientApp(), Path("{here}")
+server = server_app(APP)
+client = ClientApp()
+honest, here = client_app(APP), Path("{here}")
 client.query()(lambda message, context: honest(message, context))
 client.query("deliver")(lambda message, context: honest(message, context))
 
