@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedhen.api.result import Run, Trained, open_run
     from fedhen.api.saved import evaluate, load, report
     from fedhen.api.training import resume, rounds, run, train
+    from fedhen.config.clock_settings import ClockConfig
     from fedhen.config.recipes import RECIPES
     from fedhen.config.settings import (
         CheckpointConfig,
@@ -81,6 +82,7 @@ _HOMES = {
         *("TaskConfig", "TrainingConfig"),
     ),
     "fedhen.config.wire_settings": ("WireConfig",),
+    "fedhen.config.clock_settings": ("ClockConfig",),
     "fedhen.data.dataset": (*("Data", "FederatedData", "arrays", "from_datasets", "from_table", "per_device"),),
     "fedhen.data.spec": ("Normalisation",),
     "fedhen.deploy.cascade": ("Cascade",),
@@ -104,6 +106,7 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointError",
     "Classification",
+    "ClockConfig",
     "Comparison",
     "Config",
     "ConfigError",

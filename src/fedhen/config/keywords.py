@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from fedhen.config.clock_settings import ClockConfig
 from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
 from fedhen.config.settings import (
     CheckpointConfig,
@@ -49,6 +50,7 @@ class Settings(TypedDict, total=False):
     fleet: FleetConfig | Table
     stop: StopConfig | Table
     wire: WireConfig | Table
+    clock: ClockConfig | Table
     privacy: PrivacyConfig | Table
     attack: AttackConfig | Table
     targets: Mapping[str, Sequence[float]]
