@@ -22,10 +22,14 @@ from fedhen.experiment.build import build_experiment
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import recipe_app
+from fedhen.fleet.engine import make_fleet_sampler
+from fedhen.fleet.membership import Membership
 from fedhen.fleet.server import FleetRun, play
-from fedhen.privacy.accounting import default_delta, poisson_epsilon
+from fedhen.privacy.accounting import default_delta, gaussian_epsilon, poisson_epsilon
 from fedhen.privacy.choose import choose_sampler
+from fedhen.privacy.participation import make_turns
 from fedhen.privacy.refusals import check_promise, refusals
+from fedhen.runs.private import read_participation
 from support.families import two_exits
 from support.fleets import fleet_config, play_fleet, same_models, simulate
 from support.inside import grid
@@ -87,7 +91,7 @@ def test_what_a_private_run_writes(tmp_path: Path) -> None:
     config = small(*CENTRAL, "devices.sampling=bernoulli", "devices.active=2", "evaluation.every=3")
     folder = simulate(config, tmp_path / "run")
     (private := folder / "private").stat()
-    assert private.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in (private, folder / "checkpoints")] == [0o700, 0o700]
     hidden = [json.loads(line) for line in (private / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in hidden] == [1, 2, 3] and any(line["active"] for line in hidden)
     for number, line in enumerate(lines(folder), start=1):
@@ -104,6 +108,18 @@ def test_what_a_private_run_writes(tmp_path: Path) -> None:
     ]
     with safe_open(next((folder / "checkpoints").glob("round-*.safetensors")), framework="pt") as saved:
         assert all(math.isnan(loss) for loss in saved.get_tensor("losses").tolist())
+
+
+@pytest.mark.slow
+def test_nothing_that_may_be_published_depends_exactly_on_data(tmp_path: Path) -> None:
+    """No number of examples and no checksum, but for runs that make no promise."""
+    folders = [simulate(small(*more, "rounds=1"), tmp_path / str(n)) for n, more in enumerate([(), CENTRAL])]
+    found = [
+        {name: json.loads((f / name).read_text()) for name in ("environment.json", "summary.json")} for f in folders
+    ]
+    assert found[0]["environment.json"]["data_digest"] and found[0]["summary.json"]["examples"]
+    assert "data_digest" not in found[1]["environment.json"]
+    assert not {"examples", "tier_examples"} & found[1]["summary.json"].keys()
 
 
 @pytest.mark.slow
@@ -133,6 +149,56 @@ def test_workers_and_order_do_not_matter(separation: int, tmp_path: Path) -> Non
     assert lines(plain) == lines(fast) and same_models(plain, fast)
 
 
+FLEET = (*CENTRAL, "privacy.separation=2", "devices.active=2", "evaluation.devices=false")
+
+
+@pytest.mark.fleet
+def test_a_fleets_noise_is_fresh_and_its_account_survives_a_lost_checkpoint(tmp_path: Path) -> None:
+    """The third round was released, then its checkpoint is lost: it is played again, with other noise, and counted.
+
+    With b = 2, z = 0.5: 3 releases make 2 participations, and one more in a new stream of noise.
+    """
+    config = fleet_config("fedhen", "plain", *FLEET)
+    folder, inside = tmp_path / "run", grid(assign_tiers(config), tmp_path / "state")
+    rounds = play(inside, recipe_app(), FleetRun(config, folder, poll=0.0))
+    for _ in range(3):
+        next(rounds)
+    rounds.close()
+    for path in (folder / "checkpoints").glob("round-000003*"):
+        path.unlink()
+    assert json.loads((folder / "private" / "spent.json").read_text()) == {"streams": [3]}
+    (folder / "summary.json").unlink(missing_ok=True)
+    first = lines(folder)
+    for _ in play(inside, recipe_app(), FleetRun(config, folder, resume=True, poll=0.0)):
+        pass
+    assert json.loads((folder / "private" / "spent.json").read_text()) == {"streams": [3, 1]}
+    again, summary = lines(folder), json.loads((folder / "summary.json").read_text())
+    assert again[:2] == first[:2] and again[2]["distance"] != first[2]["distance"]
+    assert again[2]["epsilon"] == gaussian_epsilon(math.sqrt(2 + 1) / 0.5, default_delta(6)) > first[2]["epsilon"]
+    assert (summary["privacy"]["epsilon"], summary["privacy"]["releases"]) == (again[2]["epsilon"], 4)
+    assert "guarantee" not in summary["privacy"]
+    other = play_fleet(config, tmp_path / "other", tmp_path / "other-state")
+    assert [line["distance"] for line in lines(other)] != [line["distance"] for line in again]
+    took_part = [set(line["active"]) for line in read_participation(folder, 3)]
+    assert took_part[0].isdisjoint(took_part[1]) and took_part[1].isdisjoint(took_part[2])
+
+
+@pytest.mark.fleet
+def test_stand_ins_keep_the_separation(tmp_path: Path) -> None:
+    """Whatever device is away, who stands in for it is one whose turn it is."""
+    config = fleet_config("fedhen", "plain", *FLEET)
+    tiers = assign_tiers(config)
+    inside = grid(tiers, tmp_path)
+    membership = Membership(inside, "")
+    membership.wait_for_nodes(6, 1.0, tuple(config.tiers))
+    membership.number_devices(tuple(config.tiers))
+    del inside.nodes[membership.members[0].node]
+    find_turn = make_turns(config, tiers)
+    sample = make_fleet_sampler(choose_sampler(config, tiers), membership, config.seed, find_turn)
+    for number in range(1, 21):
+        assert set(sample(number, {})) <= find_turn(number) and len(find_turn(number)) == 3
+
+
 def test_a_device_rests_for_the_separation() -> None:
     """In 30 rounds with b = 5 and 20 devices, any two rounds of a device are 5, 10, ... rounds apart."""
     config = toml.apply_settings(
@@ -159,6 +225,8 @@ REFUSED = [
     ("local.name=feddyn", "local.name=feddyn keeps a memory"),
     ("privacy.bound=0", "set privacy.bound"),
     ("privacy.separation=3", "need at least 12 devices"),
+    ("fleet.answers=2", "the first answers would end a round"),
+    ("fleet.spare_devices=1", "the first answers would end a round"),
 ]
 
 
@@ -167,13 +235,14 @@ def test_what_breaks_the_promise_is_refused(change: str, message: str) -> None:
     """By the function that the server and every node call."""
     config = small(*CENTRAL, change)
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_promise(config, two_exits())
+        check_promise(config, two_exits(), is_fleet=True)
 
 
 def test_every_reason_is_named_at_once() -> None:
-    changes = [change for change, _ in REFUSED if "local" not in change and "separation" not in change]
+    changes = [change for change, _ in REFUSED if change.split(".")[0] not in ("local", "fleet", "privacy")]
+    changes += ["privacy.bound=0"]
     assert len(refusals(small(*CENTRAL, *changes), two_exits(), own_sampler=True)) == len(changes) + 1
-    assert refusals(small(*CENTRAL), two_exits()) == []
+    assert refusals(small(*CENTRAL, "fleet.spare_devices=1"), two_exits()) == [], "simulations ignore it"
     assert refusals(small(*CENTRAL, "devices.sampling=bernoulli"), two_exits(), is_fleet=True) != []
     assert refusals(small("privacy.noise=1"), two_exits()) == [
         "it adds no noise: set privacy.mechanism=central, or privacy.noise=0"

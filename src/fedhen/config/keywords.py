@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
 from fedhen.config.settings import (
     CheckpointConfig,
     DataConfig,
@@ -42,6 +43,8 @@ class Settings(TypedDict, total=False):
     training: TrainingConfig | Table
     local: LocalConfig | Table
     server: ServerConfig | Table
+    privacy: PrivacyConfig | Table
+    attack: AttackConfig | Table
     evaluation: EvaluationConfig | Table
     runtime: RuntimeConfig | Table
     checkpoint: CheckpointConfig | Table

@@ -24,8 +24,10 @@ from fedhen.experiment.stopping import describe_rule, read_rule
 from fedhen.fileio.locks import lock_folder
 from fedhen.params import TierModels
 from fedhen.runs.layout import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING
+from fedhen.runs.lines import read_whole_lines
+from fedhen.runs.private import make_closed, read_participation, read_spent
 from fedhen.runs.reader import read_run
-from fedhen.runs.writer import RunWriter, read_whole_lines
+from fedhen.runs.writer import RunWriter
 from fedhen.tasks.registry import describe_metrics
 
 FREE = (
@@ -127,8 +129,16 @@ class RunStart:
             if is_finished(self.folder, config):
                 return {"finished": True, "saved": None}
             plan = None if self.how.restart else self.open_newest()
-        checkpoint_files.discard_later(self.place, after=plan["played"] if plan else 0)
-        return {"finished": False, "saved": plan}
+        played = plan["played"] if plan else 0
+        checkpoint_files.discard_later(self.place, after=played)
+        return {
+            "finished": False,
+            "saved": plan,
+            "reached": sorted(
+                {device for each in read_participation(self.folder, played) for device in each["active"]}
+            ),
+            "spent": read_spent(self.folder),
+        }
 
     def open_newest(self) -> dict[str, Any] | None:
         """Opens the newest checkpoint that can be used. Returns None if the run ended before its first checkpoint."""
@@ -201,12 +211,15 @@ class RunStart:
         """Opens the records of the run, to append to them or to start them."""
         played = self.saved.round if self.saved else 0
         population = self.experiment.population
+        if population.config.privacy.is_private:
+            # Checkpoints hold past noise, and which devices took part.
+            make_closed(self.place)
         described = provenance.describe_environment(
             population.data.device, self.experiment.config.runtime, self.experiment.ranks
         )
         described |= {"task": population.task.name, "metrics": describe_metrics(population.task)}
         # The server of a real fleet has no training data, and so no shards.
-        if population.data.shards:
+        if population.data.shards and not population.config.privacy.is_private:
             described["data_digest"] = name_data_set(population.data, self.digests)
         if played:
             described = {**described, "resumed": [*self._read_resumptions(), {"after": played}]}

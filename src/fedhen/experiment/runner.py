@@ -43,8 +43,9 @@ def play_run(
         if plan["finished"]:
             return
         if plan["saved"] is not None:
-            experiment.reached = {device for record in beginning.records for device in record["active"]}
+            experiment.reached = set(plan["reached"])
             experiment.restore(checkpoint_state.restore_state(beginning.saved, plan["saved"], experiment.state()))
+        experiment.mechanism.recall(plan["spent"])
         keeper = RunKeeper(folder, experiment, beginning, held.enter_context(BackgroundTask()))
         if not ranks.rank:
             held.enter_context(explain_write_errors(folder))
@@ -111,6 +112,7 @@ class RunKeeper:
     def commit(self, step: Step, now: bool) -> Step:
         """Writes the record of a complete round, then the checkpoint if it is due, then the timing."""
         if self.recorder is not None:
+            self.recorder.write_spent(step.spent)
             self.recorder.write_private(step.private)
             errors = self.folder / PRIVATE if step.private else self.folder
             write_device_errors(errors, step.record["round"], step.failed)
@@ -204,6 +206,7 @@ class RunKeeper:
                 time.perf_counter() - self.began,
                 self.describe_stop(),
                 (self.folder / FLEET).is_file(),
+                experiment.mechanism.spent,
             )
             self.recorder.finish(make_summary(experiment.config, experiment.metrics, self.records, outcome))
             checkpoint_files.keep_newest(self.folder / checkpoint_files.FOLDER, 1)

@@ -82,5 +82,10 @@ def _of_participation(config: Config, own_sampler: bool, is_fleet: bool) -> Iter
             f"{config.devices.active} active devices in each of {separation} rounds need at least "
             f"{config.devices.active * separation} devices: lower privacy.separation or devices.active"
         )
+    if is_fleet and (config.fleet.answers or config.fleet.spare_devices):
+        yield (
+            "the first answers would end a round, and how fast a device answers depends on its data: "
+            "set fleet.answers=0 and fleet.spare_devices=0"
+        )
     if is_fleet and sampling in AT_RANDOM:
         yield "nobody can promise that phones take part at random: set devices.sampling=uniform and privacy.separation"

@@ -158,9 +158,9 @@ class Summary:
     training_operations: dict[str, Count] = field(default_factory=dict)
     """Tier -> operations of one example in training; empty in runs from before they were counted."""
     examples: list[Count] = field(default_factory=list)
-    """The number of training examples of each device; empty in private runs and those from before it was recorded."""
+    """The number of training examples of each device; empty in bounded and private runs, and in older ones."""
     tier_examples: dict[str, Count] = field(default_factory=dict)
-    """Tier -> their sum, in private runs."""
+    """Tier -> their sum, in bounded runs."""
     rounds: int = 0
     """The rounds that were played."""
     stopped: Stopped | None = None
