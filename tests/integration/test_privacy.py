@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from fedhen.cli.training import describe_result
 from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
@@ -102,6 +103,9 @@ def test_what_a_private_run_writes(tmp_path: Path) -> None:
     assert summary["privacy"]["epsilon"] == lines(folder)[-1]["epsilon"]
     assert summary["privacy"]["delta"] == default_delta(4)
     assert summary["privacy"]["guarantee"].startswith("simulated")
+    shown = describe_result(folder)
+    spent = summary["privacy"]["epsilon"]
+    assert f"differential privacy: ε = {spent:.3g}, δ = 0.01 (Rényi divergence" in shown and "\nsimulated:" in shown
     assert sorted(path.name for path in (folder / "models").iterdir()) == [
         "server-complex.safetensors",
         "server-simple.safetensors",

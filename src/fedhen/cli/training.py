@@ -132,7 +132,18 @@ def describe_result(folder: Path) -> str:
     dropped = [f"{summary.dropped} devices were dropped for weights that are not finite"] * bool(summary.dropped)
     failed = [f"{summary.failed} devices failed and were left out: {folder}/errors.jsonl"] * bool(summary.failed)
     late = [f"{summary.late} answers were late and were left out"] * bool(summary.late)
-    return "\n".join([*lines, *dropped, *failed, *late, *describe_stop(run), f"run: {folder}"])
+    return "\n".join(
+        [*lines, *dropped, *failed, *late, *describe_privacy(summary), *describe_stop(run), f"run: {folder}"]
+    )
+
+
+def describe_privacy(summary: Summary) -> list[str]:
+    """Returns what a run with differential privacy has spent; nothing for another run."""
+    if (promise := summary.privacy) is None:
+        return []
+    spent = "infinite" if promise.epsilon is None else f"{promise.epsilon:.3g}"
+    lines = [f"differential privacy: ε = {spent}, δ = {promise.delta:.2g} ({promise.accountant})"]
+    return [*lines, *([promise.guarantee] if promise.guarantee else [])]
 
 
 def describe_stop(run: Run) -> list[str]:

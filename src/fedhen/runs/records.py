@@ -148,6 +148,18 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class Promise:
+    """What a run with differential privacy has spent."""
+
+    delta: Share
+    accountant: str
+    epsilon: NonNegative | None = None
+    """None without noise."""
+    guarantee: str = ""
+    """Why there is none, if there is none."""
+
+
+@dataclass(frozen=True)
 class Summary:
     """summary.json, which exists only if the run is finished."""
 
@@ -163,6 +175,7 @@ class Summary:
     """Tier -> their sum, in bounded runs."""
     rounds: int = 0
     """The rounds that were played."""
+    privacy: Promise | None = None
     stopped: Stopped | None = None
     """None if all planned rounds were played."""
     best_rounds: dict[str, dict[str, int]] = field(default_factory=dict)
