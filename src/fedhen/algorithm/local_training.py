@@ -55,11 +55,11 @@ def train_locally(
     problem.precision.choose()
     optimizer = optimizer or make_optimizer(problem.training, problem.lr, problem.correction.decay)
     named, losses = dict(module.named_parameters()), list[Tensor]()
-    parameters = list(named.values())
+    parameters, autocast = list(named.values()), problem.precision.autocast()
     for inputs, targets in batches:
         for parameter in parameters:
             parameter.grad = None
-        with problem.precision.autocast():
+        with autocast:
             loss = problem.objective(problem.mask(call_module(module, inputs)), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         apply_correction(module, problem.correction)
@@ -75,7 +75,10 @@ def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
     """Scales gradients to a total norm of at most `max_norm`: `nn.utils.clip_grad_norm_`, to the bit."""
     if gradients:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        # Nothing changes if it is 1. On a GPU, reading it would take longer than the product. A NaN is not 1.
+        if scale.is_cuda or scale.item() != 1.0:
+            torch._foreach_mul_(gradients, scale)
 
 
 def apply_correction(module: nn.Module, correction: Correction) -> None:

@@ -51,6 +51,8 @@ class Settings(TypedDict, total=False):
     fleet: FleetConfig | Table
     stop: StopConfig | Table
     wire: WireConfig | Table
+    privacy: PrivacyConfig | Table
+    attack: AttackConfig | Table
     targets: Mapping[str, Sequence[float]]
     out: str | os.PathLike[str] | None
     """The old name of `run_dir`."""

@@ -1,12 +1,11 @@
 """The sequential engine: trains the active devices one after the other. All other engines are compared with it.
 
-On a CPU a device trains with `runtime.threads` torch threads, in a fresh copy of its tier's module. So its result
+On a CPU a device trains with `runtime.threads` torch threads, in its tier's module as it was built. So its result
 depends on the round, the device and what it was sent, and not on the process or on what was trained before.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,10 +26,11 @@ from fedhen.data.batches import Visits, make_batch, plan_visits
 from fedhen.data.inputs import Inputs
 from fedhen.devices.population import Population
 from fedhen.devices.state_store import StateStore
+from fedhen.engines.module_copies import ModuleCopies
 from fedhen.hardware.threads import threads_per_worker, torch_threads
-from fedhen.models.exits import mask_logits
 from fedhen.models.family import load_weights
 from fedhen.models.image_layout import apply_image_layout, fast_convolutions
+from fedhen.models.lazy_exits import mask_logits
 from fedhen.params import Weights, is_finite
 
 
@@ -52,8 +52,10 @@ class SequentialDevices:
     population: Population
     memory: StateStore = field(default_factory=StateStore)
     """Device -> what it keeps between its rounds (`Population.state_like`), if it has trained."""
-    modules: dict[str, nn.Module] = field(default_factory=dict)
-    """Tier -> the module as it was built. Every device trains in a copy."""
+
+    def __post_init__(self) -> None:
+        # Without a reference to this object: a cycle would keep all devices' states until the next garbage collection.
+        self.modules = ModuleCopies(partial(build_module, self.population))
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15, one device after the other."""
@@ -72,7 +74,7 @@ class SequentialDevices:
     def train_locally(self, round_number: int, device: int, sent: Sent, context: LocalContext) -> LocalResult:
         """Trains one device (Alg. 2). Raises whatever its training raises."""
         population, tier = self.population, self.population.tier_of[device]
-        module = self.copy_module(tier)
+        module = self.modules.take(tier)
         load_weights(module, sent.models[tier])
         correction, mask = population.local.correction(context), self.logit_mask(device)
         lr, training = self.lr(round_number), population.config.training
@@ -89,7 +91,8 @@ class SequentialDevices:
         ):
             loss, steps = train_locally(module, self.batches(round_number, device), problem, optimizer)
         trained = module.state_dict()
-        weights = {n: trained[n].contiguous() for n in population.holdings[tier].shapes}
+        # A copy, since the next device trains in the same module.
+        weights = {n: trained[n].clone(memory_format=torch.contiguous_format) for n in population.holdings[tier].shapes}
         return LocalResult(weights, loss, steps, optimizer.keep(like))
 
     def make_update(
@@ -175,29 +178,20 @@ class SequentialDevices:
             name: self.population.data.present(device) for name in weights if name in self.population.family.outputs
         }
 
-    def copy_module(self, tier: str) -> nn.Module:
-        """Returns a module for one device, so that changes within the module do not reach the next device."""
-        try:
-            return copy.deepcopy(self.built_module(tier))
-        except Exception:
-            # Some modules cannot be copied, such as those with torch's older weight_norm.
-            return self.build_module(tier)
-
-    def built_module(self, tier: str) -> nn.Module:
-        if tier not in self.modules:
-            self.modules[tier] = self.build_module(tier)
-        return self.modules[tier]
-
     def unsaved_buffers(self, tier: str) -> Weights:
         """Returns the buffers that a module does not save. Every device starts with their initial values."""
-        module = self.built_module(tier)
+        module = self.modules.original(tier)
         saved = module.state_dict()
         return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
 
     def build_module(self, tier: str) -> nn.Module:
-        """Builds the module of that tier, always with the same weights."""
-        population, data = self.population, self.population.data
-        with seeds.randomness(population.config.seed, "initial weights"):
-            module = population.family.build(tier).to(data.device)
-        load_weights(module, population.fixed.get(tier, {}))
-        return apply_image_layout(module, data.sample()[0], population.precision, population.config.training.batch_size)
+        return build_module(self.population, tier)
+
+
+def build_module(population: Population, tier: str) -> nn.Module:
+    """Builds the module of that tier, always with the same weights."""
+    data = population.data
+    with seeds.randomness(population.config.seed, "initial weights"):
+        module = population.family.build(tier).to(data.device)
+    load_weights(module, population.fixed.get(tier, {}))
+    return apply_image_layout(module, data.sample()[0], population.precision, population.config.training.batch_size)
