@@ -23,14 +23,10 @@ from fedhen.experiment.build import build_experiment
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import recipe_app
-from fedhen.fleet.engine import make_fleet_sampler
-from fedhen.fleet.membership import Membership
 from fedhen.fleet.server import FleetRun, play
-from fedhen.privacy.accounting import default_delta, gaussian_epsilon, poisson_epsilon
+from fedhen.privacy.accounting import default_delta, poisson_epsilon
 from fedhen.privacy.choose import choose_sampler
-from fedhen.privacy.participation import make_turns
 from fedhen.privacy.refusals import check_promise, refusals
-from fedhen.runs.private import read_participation
 from support.families import two_exits
 from support.fleets import fleet_config, play_fleet, same_models, simulate
 from support.inside import grid
@@ -151,58 +147,6 @@ def test_workers_and_order_do_not_matter(separation: int, tmp_path: Path) -> Non
     plain = simulate(small(*more), tmp_path / "plain")
     fast = simulate(small(*more, "runtime.engine=fast", "runtime.workers=2"), tmp_path / "fast")
     assert lines(plain) == lines(fast) and same_models(plain, fast)
-
-
-FLEET = (*CENTRAL, "privacy.separation=2", "devices.active=2", "evaluation.devices=false")
-
-
-@pytest.mark.fleet
-def test_a_fleets_noise_is_fresh_and_its_account_survives_a_lost_checkpoint(tmp_path: Path) -> None:
-    """The third round was released, then its checkpoint is lost: it is played again, with other noise, and counted.
-
-    With b = 2, z = 0.5: 3 releases make 2 participations, and one more in a new stream of noise.
-    """
-    config = fleet_config("fedhen", "plain", *FLEET)
-    folder, inside = tmp_path / "run", grid(assign_tiers(config), tmp_path / "state")
-    rounds = play(inside, recipe_app(), FleetRun(config, folder, poll=0.0))
-    for _ in range(3):
-        next(rounds)
-    rounds.close()
-    lost = {path.name: path.read_bytes() for path in (folder / "checkpoints").glob("round-000003*")}
-    for name in lost:
-        (folder / "checkpoints" / name).unlink()
-    assert json.loads((folder / "private" / "spent.json").read_text()) == {"streams": [3]}
-    (folder / "summary.json").unlink(missing_ok=True)
-    first = lines(folder)
-    for _ in play(inside, recipe_app(), FleetRun(config, folder, resume=True, poll=0.0)):
-        pass
-    assert json.loads((folder / "private" / "spent.json").read_text()) == {"streams": [3, 1]}
-    again, summary = lines(folder), json.loads((folder / "summary.json").read_text())
-    assert again[:2] == first[:2]
-    assert lost and all((folder / "checkpoints" / name).read_bytes() != content for name, content in lost.items())
-    assert again[2]["epsilon"] == gaussian_epsilon(math.sqrt(2 + 1) / 0.5, default_delta(6)) > first[2]["epsilon"]
-    assert (summary["privacy"]["epsilon"], summary["privacy"]["releases"]) == (again[2]["epsilon"], 4)
-    assert "guarantee" not in summary["privacy"]
-    other = play_fleet(config, tmp_path / "other", tmp_path / "other-state")
-    assert not same_models(folder, other)
-    took_part = [set(line["active"]) for line in read_participation(folder, 3)]
-    assert took_part[0].isdisjoint(took_part[1]) and took_part[1].isdisjoint(took_part[2])
-
-
-@pytest.mark.fleet
-def test_stand_ins_keep_the_separation(tmp_path: Path) -> None:
-    """Whatever device is away, who stands in for it is one whose turn it is."""
-    config = fleet_config("fedhen", "plain", *FLEET)
-    tiers = assign_tiers(config)
-    inside = grid(tiers, tmp_path)
-    membership = Membership(inside, "")
-    membership.wait_for_nodes(6, 1.0, tuple(config.tiers))
-    membership.number_devices(tuple(config.tiers))
-    del inside.nodes[membership.members[0].node]
-    find_turn = make_turns(config, tiers)
-    sample = make_fleet_sampler(choose_sampler(config, tiers), membership, config.seed, find_turn)
-    for number in range(1, 21):
-        assert set(sample(number, {})) <= find_turn(number) and len(find_turn(number)) == 3
 
 
 def test_a_device_rests_for_the_separation() -> None:

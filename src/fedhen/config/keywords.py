@@ -43,8 +43,6 @@ class Settings(TypedDict, total=False):
     training: TrainingConfig | Table
     local: LocalConfig | Table
     server: ServerConfig | Table
-    privacy: PrivacyConfig | Table
-    attack: AttackConfig | Table
     evaluation: EvaluationConfig | Table
     runtime: RuntimeConfig | Table
     checkpoint: CheckpointConfig | Table

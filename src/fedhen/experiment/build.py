@@ -39,6 +39,7 @@ from fedhen.models.registry import make_family
 from fedhen.params import TierModels, count_bytes, pack, select
 from fedhen.privacy.attacks import apply_attack, flip_labels
 from fedhen.privacy.choose import choose_sampler, make_mechanism
+from fedhen.privacy.noise import Key
 from fedhen.privacy.refusals import check_promise
 from fedhen.privacy.silence import silence
 from fedhen.tasks import Task
@@ -192,15 +193,11 @@ def start_experiment(
     activate: Activate | None = None,
     ranks: Ranks = ALONE,
     engine: Callable[[EngineParts], Engine] = choose_engine,
-    is_fleet: bool = False,
+    noise_key: Key | None = None,
 ) -> Experiment:
-    """Sets up the state before the first round: initial models, memories, stores, and the engine.
-
-    A fleet brings its own engine and sampler, and the noise of its differential privacy can never be computed again.
-    """
+    """Sets up the state before the first round: initial models, memories, stores, and the engine."""
     config, data = population.config, population.data
-    own_sampler = activate is not None and not is_fleet
-    check_promise(config, population.family, own_sampler=own_sampler, is_fleet=is_fleet)
+    check_promise(config, population.family, own_sampler=activate is not None)
     where, sizes = data.device, config.tier_sizes()
     initial = {name: tensor.to(where) for name, tensor in population.family.initial(config.seed).items()}
     server = {tier: select(initial, holding.shapes) for tier, holding in population.holdings.items()}
@@ -230,7 +227,7 @@ def start_experiment(
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,
-        mechanism=make_mechanism(population, server, ranks, is_fleet=is_fleet),
+        mechanism=make_mechanism(population, server, ranks, noise_key),
         optimizer=optimizer,
         moments=optimizer.start(server, {t: holding.learned for t, holding in population.holdings.items()}),
         memory=memory,

@@ -24,10 +24,8 @@ from fedhen.experiment.stopping import describe_rule, read_rule
 from fedhen.fileio.locks import lock_folder
 from fedhen.params import TierModels
 from fedhen.runs.layout import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING
-from fedhen.runs.lines import read_whole_lines
-from fedhen.runs.private import make_closed, read_participation, read_spent
 from fedhen.runs.reader import read_run
-from fedhen.runs.writer import RunWriter
+from fedhen.runs.writer import RunWriter, make_closed, read_participation, read_whole_lines
 from fedhen.tasks.registry import describe_metrics
 
 FREE = (
@@ -137,7 +135,6 @@ class RunStart:
             "reached": sorted(
                 {device for each in read_participation(self.folder, played) for device in each["active"]}
             ),
-            "spent": read_spent(self.folder),
         }
 
     def open_newest(self) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -195,19 +195,16 @@ class FleetDevices:
         return {name: held for name in answer.weights if name in self.population.family.outputs}
 
 
-def make_fleet_sampler(
-    draw: Activate, membership: Membership, seed: int, find_turn: Callable[[int], Container[int]]
-) -> Activate:
+def make_fleet_sampler(draw: Activate, membership: Membership, seed: int) -> Activate:
     """Builds the sampler of a fleet: it replaces each drawn device that is not connected by one that is.
 
-    If all devices are connected, it samples as a simulation does. `find_turn` returns who may take part in a round.
+    If all devices are connected, it samples as a simulation does.
     """
 
     def active(number: int, losses: Mapping[int, float]) -> list[int]:
         membership.update()
         drawn, there = draw(number, losses), set(membership.connected_devices())
-        turn = find_turn(number)
-        others = [device for device in sorted(there) if device not in drawn and device in turn]
+        others = [device for device in sorted(there) if device not in drawn]
         shuffled = seeds.stream(seed, "stand-ins", number).permutation(others).tolist()
         return sorted(device if device in there else (shuffled.pop() if shuffled else device) for device in drawn)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
+from fedhen.algorithm.sampling import make_sampler
 from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.devices.population import assign_tiers, compute_omega, make_population
@@ -23,10 +25,8 @@ from fedhen.fleet.engine import POLL_SECONDS, FleetDevices, make_fleet_sampler
 from fedhen.fleet.membership import Membership, read_membership, sample_counts
 from fedhen.fleet.run_settings import START_ANOTHER_RUN
 from fedhen.hardware.accelerator import choose_device
-from fedhen.privacy.choose import choose_sampler
-from fedhen.privacy.participation import make_turns
-from fedhen.runs.layout import CONFIG
-from fedhen.runs.private import read_participation
+from fedhen.runs.layout import CONFIG, ROUNDS
+from fedhen.runs.writer import read_whole_lines
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,15 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
         )
 
     asked = min(config.devices.number, config.devices.active + config.fleet.spare_devices)
-    draw = choose_sampler(replace(config, devices=replace(config.devices, active=asked)), tier_of)
-    activate = make_fleet_sampler(draw, membership, config.seed, make_turns(config, tier_of))
-    return build.start_experiment(population, activate=activate, engine=engine, is_fleet=True)
+    draw = make_sampler(replace(config.devices, active=asked), config.seed, tier_of)
+    return build.start_experiment(population, activate=make_fleet_sampler(draw, membership, config.seed), engine=engine)
 
 
 def read_merged_rounds(folder: Path, number: int) -> dict[int, int]:
     """Reads from the run's records, for each device, the last round before `number` whose update was merged."""
     merged: dict[int, int] = {}
-    for record in read_participation(folder, number - 1):
+    for line in read_whole_lines(folder / ROUNDS, number - 1):
+        record = json.loads(line)
         out = {*record["dropped"], *record.get("failed", ()), *record.get("late", ())}
         merged |= {device: record["round"] for device in record["active"] if device not in out}
     return merged

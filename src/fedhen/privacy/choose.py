@@ -14,16 +14,16 @@ from fedhen.privacy.bounded import BoundedUpdates
 from fedhen.privacy.central import CentralPrivacy, noise_shapes
 from fedhen.privacy.ledger import Ledger
 from fedhen.privacy.mechanism import Mechanism
-from fedhen.privacy.noise import FRESH_NOISE, make_seeded_source
+from fedhen.privacy.noise import Key, make_seeded_key
 from fedhen.privacy.participation import make_separated_sampler
 from fedhen.privacy.refusals import AT_RANDOM
 from fedhen.wire.wire import count_down, count_up
 
 
 def make_mechanism(
-    population: Population, server: TierModels, ranks: Ranks = ALONE, *, is_fleet: bool = False
+    population: Population, server: TierModels, ranks: Ranks = ALONE, key: Key | None = None
 ) -> Mechanism:
-    """Makes the configured mechanism. A fleet's noise is fresh, a simulation's follows from the seed."""
+    """Makes the configured mechanism. By default the key of the noise follows from the seed."""
     config = population.config
     if config.privacy.mechanism == "central":
         privacy, pools = config.privacy, population.method.pools(list(server))
@@ -40,7 +40,7 @@ def make_mechanism(
             holders=config.tier_sizes(),
             contributed=contributed,
             rate=config.devices.active / config.devices.number,
-            source=FRESH_NOISE if is_fleet else make_seeded_source(config.seed),
+            key=key or make_seeded_key(config.seed),
             within=privacy.within,
             within_rate=privacy.within_rate,
             budget=privacy.budget,

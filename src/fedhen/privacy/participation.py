@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fedhen import seeds
 from fedhen.algorithm.sampling import Activate
@@ -21,18 +21,12 @@ def deal_turns(seed: int, tier_of: Sequence[str], separation: int) -> list[froze
     return [frozenset(turn) for turn in turns]
 
 
-def make_turns(config: Config, tier_of: Sequence[str]) -> Callable[[int], frozenset[int]]:
-    """Returns round -> the devices that may take part in it: all of them without a separation."""
-    turns = deal_turns(config.seed, tier_of, config.privacy.separation)
-    return lambda number: turns[number % len(turns)]
-
-
 def make_separated_sampler(config: Config, tier_of: Sequence[str]) -> Activate:
     """Makes a sampler that draws the active devices of a round from the group whose turn it is."""
-    find_turn = make_turns(config, tier_of)
+    turns = deal_turns(config.seed, tier_of, config.privacy.separation)
 
     def active(number: int, losses: Mapping[int, float]) -> list[int]:
-        stream, turn = seeds.stream(config.seed, "active devices", number), sorted(find_turn(number))
+        stream, turn = seeds.stream(config.seed, "active devices", number), sorted(turns[number % len(turns)])
         return sorted(int(d) for d in stream.choice(turn, min(len(turn), config.devices.active), replace=False))
 
     return active

@@ -10,8 +10,7 @@ models/            the weights of each tier's server model and all-devices avera
                    those of the last round, and as best-... those of the best round if it is another one
 fleet.json         which nodes were its devices, if a real fleet ran it
 tracking.json      which trackers have logged it, and up to which round; tensorboard/ and wandb/ are theirs
-private/           who took part in the rounds of a run with differential privacy, and what a fleet has spent: for the
-                   server only
+private/           who took part in the rounds of a run with differential privacy: for the server only
 checkpoints/       everything that the next round needs; see experiment/checkpoint_files.py
 """
 
@@ -33,7 +32,6 @@ MODELS = "models"
 FLEET = "fleet.json"
 TRACKING = "tracking.json"
 PRIVATE = "private"
-SPENT = "spent.json"
 
 MODEL_OWNERS = ("devices", "server")
 """Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""
