@@ -14,6 +14,7 @@ from fedhen.privacy.planning import (
     Option,
     Plan,
     count_needed_devices,
+    judge,
     list_options,
     read_reference,
 )
@@ -27,6 +28,11 @@ examples:
   fedhen privacy --devices 1000 --active 100 --rounds 40 --noise 1.2     the ε of a noise
   fedhen privacy --devices 700 --active 70 --rounds 60 --noise 1 --json
 """
+VERDICTS = {
+    "enough": f"This fleet is large enough for models like those of the digits: they lost at most {LOSS:g} points.",
+    "unsure": f"This fleet may be too small: on the digits a model lost up to {LOSS:g} points or more to such noise.",
+    "too small": f"This fleet is too small: on the digits a model lost more than {LOSS:g} points to such noise.",
+}
 COLUMNS = ("", "noise", "ε", "in the model")
 
 
@@ -86,7 +92,7 @@ def describe(plan: Plan, found: Sequence[Option], needed: int) -> dict[str, Any]
             }
             for option in found
         ],
-        "enough": needed <= plan.devices,
+        "fleet": judge(min(option.model_noise for option in found)),
         "devices_needed": needed,
         "digits_source": reference.source,
     }
@@ -105,11 +111,9 @@ def show(plan: Plan, found: Sequence[Option], needed: int) -> Iterator[str]:
     yield "in the model: deviation of the noise in a weight that all devices hold, in units of privacy.bound, over the"
     yield f"rounds; on the digits: the accuracies that about so much noise left ({reference.source})"
     yield ""
+    yield VERDICTS[judge(min(option.model_noise for option in found))]
     if needed > plan.devices:
-        yield f"This fleet is too small: on the digits so much noise costs a model more than {LOSS:g} points."
-        yield f"About {needed} devices would do, with the same share active."
-    else:
-        yield f"This fleet is large enough for models like those of the digits, which lose at most {LOSS:g} points."
+        yield f"About {needed} devices would do, with the same share of them active."
     yield "Nobody can promise that real devices are drawn at random: a fleet needs uniform, with privacy.separation."
 
 
@@ -117,7 +121,10 @@ def make_rows(found: Sequence[Option]) -> Iterator[tuple[str, ...]]:
     reference = read_reference()
     for option in found:
         settings = " ".join(f"{key}={value}" for key, value in option.settings.items())
-        ranges = [f"{low:.0f}–{high:.0f} %" for low, high in reference.find_ranges(option.model_noise).values()]
+        ranges = [
+            f"{low:.0f}–{high:.0f} %" if low else f"below {high:.0f} %"
+            for low, high in reference.find_ranges(option.model_noise).values()
+        ]
         numbers = (f"{option.accountant.noise:.3g}", f"{option.epsilon:.3g}", f"{option.model_noise:.3g}")
         yield settings, *numbers, *ranges
 

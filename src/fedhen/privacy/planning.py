@@ -68,6 +68,13 @@ class Reference:
         return max(fine)
 
 
+def judge(noise: float) -> str:
+    """Returns "enough" if so much noise left models useful on the digits, "too small" if it did not, else "unsure"."""
+    most = read_reference().most_noise
+    worse = min((level for level in read_reference().rows if level > most), default=math.inf)
+    return "enough" if noise <= most else "unsure" if noise < worse else "too small"
+
+
 def list_accountants(plan: Plan) -> Iterator[tuple[dict[str, Any], Accountant]]:
     """Yields the settings of every allowed sampling with its accountant. The noise is still missing."""
     full = Accountant(0.0, plan.delta)

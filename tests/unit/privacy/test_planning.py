@@ -102,7 +102,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "devices.sampling=uniform privacy.separation=2" in said
     assert main([*asked, "--noise", "1.2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["enough"] is False and found["devices_needed"] > 20 and found["delta"] == 0.01
+    assert found["fleet"] == "too small" and found["devices_needed"] > 20 and found["delta"] == 0.01
     assert all(option["noise"] == 1.2 for option in found["options"])
 
 
