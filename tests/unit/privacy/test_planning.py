@@ -15,7 +15,7 @@ from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.privacy.bands import band_coefficients, sum_noise
 from fedhen.privacy.choose import make_accountant
-from fedhen.privacy.planning import Plan, Reference, count_needed_devices, list_options, read_reference
+from fedhen.privacy.planning import Plan, Reference, count_needed_devices, judge, list_options, read_reference
 from support.cli import refused
 
 PLAN = Plan(1000, 100, 40, 5e-4)
@@ -78,6 +78,7 @@ def test_the_measured_table_is_whole() -> None:
     assert min(rows) == 0.0 and [*rows] == sorted(rows) and len(rows) >= 5
     assert all(row.keys() == {"simple", "complex"} for row in rows.values())
     assert 0.0 < read_reference().most_noise < max(rows)
+    assert [judge(noise) for noise in (0.0, 10.0)] == ["enough", "too small"]
 
 
 @pytest.mark.slow
