@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -67,6 +67,16 @@ class Population:
         counted = self.task.counted(self.data.y)
         found = None if counted is None else counted.flatten(1).any(1).cpu().numpy()
         return None if found is None or found.all() else found
+
+    @property
+    def tier_sizes(self) -> dict[str, int]:
+        """Tier -> the number of its devices."""
+        return {tier: list(self.tier_of).count(tier) for tier in self.config.tiers}
+
+    def with_devices(self, tier_of: Sequence[str], examples: Sequence[int]) -> Population:
+        """Returns the population with these devices, each of a tier and with a number of examples."""
+        omega = compute_omega(examples, tier_of, self.method.pools(tuple(self.config.tiers)))
+        return replace(self, tier_of=tier_of, examples=examples, omega=omega)
 
     def cost(self, device: int) -> int:
         """How long a device trains, in parameters times examples."""

@@ -13,9 +13,21 @@ from scipy.linalg import toeplitz
 from fedhen.cli import main
 from fedhen.config import toml
 from fedhen.config.settings import Config
+from fedhen.privacy.accounting import default_delta
 from fedhen.privacy.bands import band_coefficients, sum_noise
 from fedhen.privacy.choose import make_accountant
-from fedhen.privacy.planning import Plan, Reference, count_needed_devices, judge, list_options, read_reference
+from fedhen.privacy.planning import (
+    Option,
+    Plan,
+    Reference,
+    count_needed_devices,
+    find_least_noise,
+    judge,
+    list_accountants,
+    list_options,
+    make_option,
+    read_reference,
+)
 from support.cli import refused
 
 PLAN = Plan(1000, 100, 40, 5e-4)
@@ -81,17 +93,21 @@ def test_the_measured_table_is_whole() -> None:
     assert [judge(noise) for noise in (0.0, 10.0)] == ["enough", "too small"]
 
 
-@pytest.mark.slow
 def test_as_many_devices_as_are_said_to_be_needed_are_enough() -> None:
-    small = Plan(20, 2, 40, 0.01)
-    option = min(list_options(small, epsilon=8.0), key=lambda each: each.model_noise)
-    needed = count_needed_devices(small, option, 8.0)
-    assert needed > 20
-    enough = Plan(needed, needed // 10, 40, 0.01 if needed < 66 else 1 / needed**1.1)
-    *_, banded = list_options(enough, epsilon=8.0)
-    assert banded.settings.get("privacy.separation") == 10
-    best = min(list_options(enough, epsilon=8.0), key=lambda each: each.model_noise)
-    assert count_needed_devices(enough, best, 8.0) <= 1.3 * needed
+    """With a tenth of them active, and no closer than the two digits to which the number is rounded."""
+
+    def find_banded(devices: int) -> Option:
+        plan = Plan(devices, devices // 10, 40, default_delta(devices))
+        (settings, accountant), *_ = [each for each in list_accountants(plan) if each[1].separation > 1]
+        noise = find_least_noise(8.0, accountant, 40)
+        return make_option(plan, settings, replace(accountant, noise=noise))
+
+    needed = count_needed_devices(Plan(20, 2, 40, 0.01), find_banded(20), 8.0)
+    most = read_reference().most_noise
+    assert find_banded(needed).model_noise <= most < find_banded(needed // 2).model_noise
+    assert (
+        count_needed_devices(Plan(needed, needed // 10, 40, default_delta(needed)), find_banded(needed), 8.0) == needed
+    )
 
 
 @pytest.mark.slow
