@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from fedhen.config.personal_settings import PersonalConfig
 from fedhen.config.settings import (
     CheckpointConfig,
     DataConfig,
@@ -41,6 +42,7 @@ class Settings(TypedDict, total=False):
     objective: ObjectiveConfig | Table
     training: TrainingConfig | Table
     local: LocalConfig | Table
+    personal: PersonalConfig | Table
     server: ServerConfig | Table
     evaluation: EvaluationConfig | Table
     runtime: RuntimeConfig | Table

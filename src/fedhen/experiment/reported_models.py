@@ -68,12 +68,17 @@ class AllDevicesAverage:
     """
 
     def __init__(
-        self, initial: TierModels, tier_of: Sequence[str], rows: StateStore | None = None, ranks: Ranks = ALONE
+        self,
+        initial: TierModels,
+        tier_of: Sequence[str],
+        rows: StateStore | None = None,
+        ranks: Ranks = ALONE,
+        held_out: Collection[int] = (),
     ) -> None:
         self.initial, self.ranks = initial, ranks
         self.tier_of = tier_of
         self.rows = StateStore() if rows is None else rows
-        sizes = Counter(tier_of)
+        sizes = Counter(tier for device, tier in enumerate(tier_of) if device not in held_out)
         self.fixed = {tier: FixedPoint(weights, sizes[tier]) for tier, weights in initial.items()}
         self.start = {tier: self.fixed[tier].of(pack(weights)) for tier, weights in initial.items()}
         self.moved = {tier: torch.zeros_like(start) for tier, start in self.start.items()}
