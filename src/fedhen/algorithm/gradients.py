@@ -152,9 +152,7 @@ def list_weights(loss_of: LossOf) -> list[nn.Parameter]:
     return [weight for weight in loss_of.parameters() if weight.requires_grad]
 
 
-def differentiate(
-    loss_of: LossOf, batch: Batch, weights: Sequence[nn.Parameter]
-) -> tuple[Tensor, list[Tensor | None]]:
+def differentiate(loss_of: LossOf, batch: Batch, weights: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor | None]]:
     """Returns the loss on a batch and its gradient; None for a weight that it does not reach."""
     loss: Tensor = loss_of(*batch)
     return loss.detach(), list(torch.autograd.grad(loss, list(weights), allow_unused=True))

@@ -49,9 +49,7 @@ def is_within(weight: str, name: str) -> bool:
     return weight == name or weight.startswith(f"{name}.")
 
 
-def find_exit_layers(
-    family: Family, tier: str, part: Sequence[str], batch: tuple[Inputs, Tensor]
-) -> list[str]:
+def find_exit_layers(family: Family, tier: str, part: Sequence[str], batch: tuple[Inputs, Tensor]) -> list[str]:
     """Returns the last layers of the exits that the part asks for."""
     if EXIT not in part and EXITS not in part:
         return []
@@ -91,9 +89,7 @@ def withhold_part(tier: str, holding: Holding, part: frozenset[str]) -> Holding:
     )
 
 
-def refuse_shared(
-    pool: Sequence[str], holdings: Mapping[str, Holding], parts: Parts, part: Sequence[str]
-) -> None:
+def refuse_shared(pool: Sequence[str], holdings: Mapping[str, Holding], parts: Parts, part: Sequence[str]) -> None:
     """Refuses a part with weights that tiers share, other than exits: without their average nothing would be shared."""
     if len(pool) < 2:
         return

@@ -137,9 +137,7 @@ def fedrep(config: Config, classes: int) -> Personal:
 def fedbabu(config: Config, classes: int) -> Personal:
     """The part keeps its random start and never travels. Scored models are fine-tuned, all of them (Oh et al. 2022)."""
     part, adaptation = config.personal.part or (EXITS,), adapt_phase(config)
-    return Personal(
-        "fedbabu", (train_phase(config, REST),), part, False, adaptation=adaptation, newcomers=adaptation
-    )
+    return Personal("fedbabu", (train_phase(config, REST),), part, False, adaptation=adaptation, newcomers=adaptation)
 
 
 def ditto(config: Config, classes: int) -> Personal:

@@ -66,9 +66,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "body_epochs": ("fedrep",),
     "pull": ("ditto",),
     **dict.fromkeys(("alpha", "beta", "order", "steps", "delta"), ("perfedavg",)),
-    **dict.fromkeys(
-        ("adapt_epochs", "adapt_steps", "adapt_lr"), ("finetune", "fedper", "fedrep", "fedbabu", "ditto")
-    ),
+    **dict.fromkeys(("adapt_epochs", "adapt_steps", "adapt_lr"), ("finetune", "fedper", "fedrep", "fedbabu", "ditto")),
     "every": ("finetune", "fedbabu", "ditto", "perfedavg"),
 }
 """Setting of `personal` -> the values of `personal.name` that read it."""
@@ -86,6 +84,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "proto": _OWN_ONLY,
 }
 """`personal.name` -> what it changes in a recipe. The user's settings take precedence."""
+
+OWN_SCORES_ONLY = tuple(name for name, changes in SETTINGS.items() if changes is _OWN_ONLY)
+"""The values of `personal.name` with which the server has no whole model to score."""
 
 
 def check_personal(config: Config) -> None:

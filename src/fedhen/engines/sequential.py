@@ -122,24 +122,23 @@ class SequentialDevices:
         Returns the mean loss of all steps, and the number of those that train what is shared. The optimiser is the
         configured one, without state, unless one is given.
         """
-        config, found = self.population.config, list[tuple[float, int]]()
+        config, done = self.population.config, list[tuple[Phase, float, int]]()
         # Random choices of the model, such as dropout, have an address too.
         address = (config.seed, "model", occasion.round, self.population.first + occasion.device, *occasion.purpose)
         with torch_threads(threads_per_worker(config.runtime)), seeds.randomness(*address), fast_convolutions(module):
             for number, phase in enumerate(phases):
-                if frozen := self.find_frozen(phase, occasion.device, module):
-                    if frozen.issuperset(name for name, p in module.named_parameters() if p.requires_grad):
-                        continue
+                frozen = self.find_frozen(phase, occasion.device, module)
+                if frozen.issuperset(name for name, p in module.named_parameters() if p.requires_grad):
+                    continue
                 each = correction if pulled_to is None else pull_to(pulled_to, phase.pull)
                 problem = self.make_problem(phase, occasion, each)
                 step = self.prepare_optimizer(phase, problem, optimizer)
                 with freeze(module, frozen):
-                    found.append(train_locally(module, self.batches(occasion, phase, number), problem, step))
-        steps = sum(n for (_, n), phase in zip(found, phases, strict=False) if phase.trains != PART)
-        if len(found) == 1:
-            return found[0][0], steps
-        total = sum(n for _, n in found)
-        return sum(loss * n for loss, n in found) / max(total, 1), steps
+                    done.append((phase, *train_locally(module, self.batches(occasion, phase, number), problem, step)))
+        shared, total = sum(n for phase, _, n in done if phase.trains != PART), sum(n for _, _, n in done)
+        # A single mean is taken as it is: weighted and divided again it would be rounded.
+        loss = done[0][1] if len(done) == 1 else sum(loss * n for _, loss, n in done) / max(total, 1)
+        return loss, shared
 
     def make_problem(self, phase: Phase, occasion: Occasion, correction: Correction) -> LocalProblem:
         """Returns what the device minimises in a phase."""

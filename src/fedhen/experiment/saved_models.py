@@ -202,7 +202,7 @@ class CheckpointModels:
                         raise DamagedCheckpoint("the model of a device has another shape")
                     yield row
 
-        return average_rows(initial, rows(), tier_of.count(tier))
+        return average_rows(initial, rows(), self.config.training_sizes()[tier])
 
 
 def save_start(place: Path, initial: TierModels, about: Mapping[str, Mapping[str, Any]]) -> None:
