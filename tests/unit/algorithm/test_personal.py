@@ -268,7 +268,7 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_test_data_changes_no_trained_weight(name: str) -> None:
     """The test images are replaced by noise: scores change, and nothing else."""
-    run, records = digits(f"personal.name={name}", *METHODS[name])
+    run, records = digits(f"personal.name={name}", "task.metrics=['loss']", *METHODS[name])
     data = run.population.data
     assert isinstance(data.x_test, Tensor)
     noise = torch.from_numpy(np.random.default_rng(0).integers(0, 17, tuple(data.x_test.shape)).astype(np.uint8))
