@@ -1,9 +1,9 @@
 """Measures how much faster all workers are than one: two processes play rounds in turns on this machine.
 
-    python benchmarks/workers.py [--work digits,mlp] [--pairs 9] [--beside SRC] [--json FILE]
+    python benchmarks/workers.py [--work digits,mlp] [--pairs 9] [--against SRC] [--json FILE]
 
 Each side is a separate process and plays rounds for about a second before the other has its turn. The ratio is the
-median over the pairs. With --beside, the other side is the fast engine of another version: SRC is its `src` folder,
+median over the pairs. With --against, the other side is the fast engine of another version: SRC is its `src` folder,
 with this script as it was then in `benchmarks` next to it. A work named -bf16 is compared with fp32 on the other side.
 `first` is the time from a configuration to the end of the first round, in a new process each time.
 """
@@ -239,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", default=",".join(USUAL), help=f"of {', '.join(WORK)}")
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--beside", type=Path, help="the src folder of another version")
+    parser.add_argument("--against", type=Path, help="the src folder of another version")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, default=0, help=argparse.SUPPRESS)
@@ -247,7 +247,7 @@ def main() -> None:
     if options.side:
         side(options)
         return
-    other = (options.beside, 0) if options.beside else (HERE, 1)
+    other = (options.against, 0) if options.against else (HERE, 1)
     print(f"{'work':18} {'s a round':>10} {'other':>10} {'ratio':>7} {'first':>7} {'other':>7}")
     found = {}
     for work in options.work.split(","):

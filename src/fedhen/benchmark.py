@@ -75,17 +75,17 @@ def run_benchmark(request: BenchmarkRequest, report: Callable[[str], None]) -> d
     seconds: dict[str, Seconds] = {}
     # The load of a shared machine varies, so loops take turns. On a GPU each needs the memory for itself.
     for together in [[*loops]] if where.type == "cpu" else [[name] for name in loops]:
-        playing = {}
+        started = {}
         for name in together:
             report(f"{request.config.recipe}, {name}")
             experiment = build_experiment(loops[name], data=data, accelerator=request.accelerator)
-            playing[name] = Loop(experiment, request.rounds if name == "fast" else 0)
-        while [name for name in together if playing[name].play_turn()]:
+            started[name] = Loop(experiment, request.rounds if name == "fast" else 0)
+        while [name for name in together if started[name].play_turn()]:
             pass
         for name in together:
-            found[name], seconds[name] = playing[name].measure()
+            found[name], seconds[name] = started[name].measure()
             found[name]["share_of_ceiling"] = found[name]["tflops"] / ceiling
-        del playing, experiment
+        del started, experiment
     # Rounds differ in their active devices, so only rounds that all loops have played are compared, if there are any.
     same = set.intersection(*map(set, seconds.values()))
     for name, own in seconds.items():

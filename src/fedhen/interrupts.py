@@ -48,7 +48,7 @@ class StopRequest:
 
     signal: int = 0
     """The signal that was received, or 0."""
-    playing: bool = False
+    is_running: bool = False
     """Whether a run is being played, which will check the request."""
     in_round: bool = False
     """Whether a round is being played, which may be abandoned; everything else has to be finished."""
@@ -56,11 +56,11 @@ class StopRequest:
     @contextmanager
     def play(self) -> Iterator[None]:
         """Marks that a run is being played."""
-        self.playing = True
+        self.is_running = True
         try:
             yield
         finally:
-            self.playing = False
+            self.is_running = False
 
     @contextmanager
     def round(self) -> Iterator[None]:
@@ -75,7 +75,7 @@ class StopRequest:
         """Notes a signal for the end of the round. If no run is being played, raises `RunStopped` at once."""
         if self.signal and number == signal.SIGINT:
             raise StopNow
-        if not self.playing:
+        if not self.is_running:
             raise RunStopped(number)
         self.signal = self.signal or number
 
@@ -118,7 +118,7 @@ def stop_ranks_after_round(rank: int, has_lost: Callable[[], bool]) -> Iterator[
             stop.note(number)
 
     with handling(dict.fromkeys(STOP_SIGNALS, note)):
-        undo = exit_on_signal(rank, has_lost, ROUND_SECONDS, lambda: stop.playing and not stop.in_round)
+        undo = exit_on_signal(rank, has_lost, ROUND_SECONDS, lambda: stop.is_running and not stop.in_round)
         try:
             yield stop
         finally:

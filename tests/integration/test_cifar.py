@@ -148,8 +148,8 @@ def test_centralised_is_the_same_loop_with_one_device(root: Path) -> None:
 @pytest.mark.slow
 def test_the_papers_centralised_sizes() -> None:
     """695,371 parameters for the simple model, and 11,171,146 for the complex one, which carries no exit."""
+    from fedhen.algorithm.holdings import find_holdings
     from fedhen.algorithm.methods import FEDAVG
-    from fedhen.algorithm.ownership import find_holdings
     from fedhen.models.registry import make_family
 
     family = make_family(load_recipe("cifar10-iid"), (3, 32, 32), 10)

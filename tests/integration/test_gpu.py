@@ -108,7 +108,7 @@ def test_three_rounds_agree_with_the_cpu(method: str, local: str) -> None:
     for a, b in zip(cpu.play(), gpu.play(), strict=True):
         assert a.record["active"] == b.record["active"]
         assert a.record["loss"] == pytest.approx(b.record["loss"], abs=1e-9)
-    assert gpu.engine.devices.waves.slots and not gpu.engine.devices.waves.refused  # type: ignore[attr-defined]
+    assert gpu.engine.devices.groups.slots and not gpu.engine.devices.groups.refused  # type: ignore[attr-defined]
     for tier, weights in cpu.server.items():
         for name, tensor in weights.items():
             torch.testing.assert_close(gpu.server[tier][name].cpu(), tensor, rtol=1e-9, atol=1e-9)
@@ -180,14 +180,14 @@ def test_three_rounds_of_the_digits_agree(method: str) -> None:
     """
     settings = f"method={method}", "training.epochs=1", "training.lr=0.03"
     exact, engine = in_double("runtime.engine=plain", *settings), in_double(*settings)
-    assert not engine.engine.devices.waves.refused  # type: ignore[attr-defined]
+    assert not engine.engine.devices.groups.refused  # type: ignore[attr-defined]
     assert apart(exact, engine) < 1e-6
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_three_rounds_of_a_smooth_network_agree_in_single_precision(method: str) -> None:
     plain, fast = (played(numbers("cuda", method, "plain", engine, torch.float32)) for engine in ("plain", "fast"))
-    assert not fast.engine.devices.waves.refused  # type: ignore[attr-defined]
+    assert not fast.engine.devices.groups.refused  # type: ignore[attr-defined]
     assert apart(plain, fast) < 1e-5
 
 
@@ -206,7 +206,7 @@ def test_three_rounds_of_a_smooth_network_agree_in_single_precision(method: str)
 def test_the_engine_agrees_in_every_setting(settings: list[str]) -> None:
     both = ["runtime.precision=fp32", "rounds=1", "training.epochs=1", *settings]
     fast = played(digits(*both))
-    assert not fast.engine.devices.waves.refused  # type: ignore[attr-defined]
+    assert not fast.engine.devices.groups.refused  # type: ignore[attr-defined]
     assert apart(played(digits("runtime.engine=plain", *both)), fast) < 1e-3
 
 
@@ -252,7 +252,7 @@ def own(beside: Callable[[Tensor], Tensor], *settings: str) -> Experiment:
 
 def test_a_users_own_family_is_captured() -> None:
     fast = own(torch.nn.Identity())
-    assert not fast.engine.devices.waves.refused  # type: ignore[attr-defined]
+    assert not fast.engine.devices.groups.refused  # type: ignore[attr-defined]
     assert apart(own(torch.nn.Identity(), "runtime.engine=plain"), fast) < 1e-3
 
 
@@ -334,8 +334,8 @@ def test_fewer_devices_train_at_a_time_if_memory_runs_out(request: pytest.Fixtur
         scarce = taken()
         devices = scarce.engine.devices
         assert isinstance(devices, GraphDevices)
-        assert 1 <= devices.waves.max_slots < 8 and not devices.waves.refused, found
-        assert 1 <= max(map(len, devices.waves.slots.values())) <= devices.waves.max_slots
+        assert 1 <= devices.groups.max_slots < 8 and not devices.groups.refused, found
+        assert 1 <= max(map(len, devices.groups.slots.values())) <= devices.groups.max_slots
         assert apart(plain, scarce) < 1e-5
         del scarce, devices
         torch.cuda.set_per_process_memory_fraction(few / 20 / total)

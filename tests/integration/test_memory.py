@@ -141,35 +141,35 @@ def test_rows_on_disk_leave_nothing_behind(fails: bool, tmp_path: Path) -> None:
 def test_a_missing_folder_and_a_full_disk_are_reported(tmp_path: Path) -> None:
     with pytest.raises(FedhenError, match="is not a folder"):
         experiment(10, runtime={"storage_dir": str(tmp_path / "none")})
-    shelf = StateStore(OnDisk("/dev/null", CPU))
+    store = StateStore(OnDisk("/dev/null", CPU))
     with pytest.raises(FedhenError, match=r"cannot keep the devices' models in /dev/null: .*; set runtime.storage_dir"):
-        shelf[0] = {"w": torch.ones(3)}
+        store[0] = {"w": torch.ones(3)}
 
 
 def test_slots_on_disk_are_reused(tmp_path: Path) -> None:
     place = OnDisk(str(tmp_path), CPU)
-    shelf = StateStore(place)
+    store = StateStore(place)
     for device in range(5):
-        shelf[device] = {"w": torch.full((4,), float(device)), "h": torch.full((2,), device, dtype=torch.bfloat16)}
-    del shelf[1], shelf[3]
+        store[device] = {"w": torch.full((4,), float(device)), "h": torch.full((2,), device, dtype=torch.bfloat16)}
+    del store[1], store[3]
     size = place.end
-    shelf[7] = {"w": torch.full((4,), 7.0), "h": torch.full((2,), 7, dtype=torch.bfloat16)}
-    assert place.end == size and sorted(shelf) == [0, 2, 4, 7] and 1 not in shelf
-    assert {device: row["w"].tolist() for device, row in shelf.items()} == {d: [float(d)] * 4 for d in (0, 2, 4, 7)}
-    assert shelf[7]["h"].dtype == torch.bfloat16
+    store[7] = {"w": torch.full((4,), 7.0), "h": torch.full((2,), 7, dtype=torch.bfloat16)}
+    assert place.end == size and sorted(store) == [0, 2, 4, 7] and 1 not in store
+    assert {device: row["w"].tolist() for device, row in store.items()} == {d: [float(d)] * 4 for d in (0, 2, 4, 7)}
+    assert store[7]["h"].dtype == torch.bfloat16
     with pytest.raises(KeyError):
-        shelf[1]
+        store[1]
 
 
 @pytest.mark.parametrize("place", [None, "disk"])
 def test_a_row_that_was_read_does_not_change_when_it_is_written_again(place: str | None) -> None:
-    shelf = StateStore(OnDisk("", CPU) if place else None)
+    store = StateStore(OnDisk("", CPU) if place else None)
     block = torch.arange(6.0)
-    shelf[0] = {"w": block[2:4]}
+    store[0] = {"w": block[2:4]}
     block += 100
-    before = shelf[0]["w"]
-    shelf[0] = {"w": torch.tensor([8.0, 9.0])}
-    assert before.tolist() == [2.0, 3.0] and shelf[0]["w"].tolist() == [8.0, 9.0]
+    before = store[0]["w"]
+    store[0] = {"w": torch.tensor([8.0, 9.0])}
+    assert before.tolist() == [2.0, 3.0] and store[0]["w"].tolist() == [8.0, 9.0]
 
 
 def test_the_place_of_the_rows_is_the_fastest_with_enough_memory() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from fedhen import seeds
-from fedhen.algorithm.ownership import Holding
+from fedhen.algorithm.holdings import Holding
 from fedhen.algorithm.personal import Personal
 from fedhen.config.personal_settings import EXIT, EXITS
 from fedhen.data.inputs import Inputs

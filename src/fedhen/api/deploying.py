@@ -18,7 +18,7 @@ from fedhen.deploy.capture import Flat
 from fedhen.deploy.cascade import cut, run_stages
 from fedhen.deploy.check import make_reference
 from fedhen.deploy.confidence import CONFIDENCES, confidence_of
-from fedhen.deploy.exits import DEFAULT, study_exits
+from fedhen.deploy.exit_study import DEFAULT, study_exits
 from fedhen.deploy.export import export_models
 from fedhen.deploy.runtime import Answer, Arrays
 from fedhen.deploy.source import Normalise, Source, TierModel

@@ -23,7 +23,7 @@ from fedhen.errors import ConfigError, DataError
 from fedhen.experiment.build import OwnParts
 from fedhen.experiment.choices import Choice, Job, choose, fit_own_parts, name_own_parts, names_devices
 from fedhen.experiment.experiment import Experiment, Step
-from fedhen.experiment.playing import Play, PreparedRuns, prepare_runs
+from fedhen.experiment.prepared_runs import Play, PreparedRuns, prepare_runs
 from fedhen.experiment.summary import Outcome, make_summary
 from fedhen.fileio import untrusted
 from fedhen.models.family import Family

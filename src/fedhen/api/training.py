@@ -21,7 +21,7 @@ from fedhen.data.dataset import FederatedData
 from fedhen.distributed import process_group
 from fedhen.experiment.build import OwnParts
 from fedhen.experiment.choices import Job
-from fedhen.experiment.playing import prepare_runs
+from fedhen.experiment.prepared_runs import prepare_runs
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.saved_models import open_models
 from fedhen.fileio.python_files import refuse_reference

@@ -13,7 +13,7 @@ from shlex import quote
 from typing import Any
 
 from fedhen.cli.options import DATA_HELP, add_data_dir, add_recipe, config_from_options
-from fedhen.cli.own_parts import load_own_parts
+from fedhen.cli.user_files import load_own_parts
 from fedhen.data import archive as archives
 from fedhen.data import download
 from fedhen.data.published import MISSING, PUBLISHED, Files, verify

@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhen.cli.exits import show_exits
+from fedhen.cli.exit_study import show_exits
 from fedhen.cli.options import add_data_dir
-from fedhen.cli.own_parts import add_own_parts_again, check_again, load_own_parts
+from fedhen.cli.user_files import add_own_parts_again, check_again, load_own_parts
 from fedhen.config import toml
 from fedhen.config.settings import ACCELERATORS
 from fedhen.errors import FedhenError

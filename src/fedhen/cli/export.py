@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.cli.options import add_data_dir
-from fedhen.cli.own_parts import add_own_parts_again, check_again, load_own_parts
+from fedhen.cli.user_files import add_own_parts_again, check_again, load_own_parts
 from fedhen.config import toml
 from fedhen.runs.folders import find_config
 from fedhen.runs.layout import MODEL_OWNERS, MOMENTS

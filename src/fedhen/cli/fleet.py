@@ -208,7 +208,7 @@ def up_command(options: argparse.Namespace) -> int:
 
 def find_metric(config: Config) -> MetricInfo:
     """Returns the primary metric of the task that the configuration names. The app may have another task."""
-    from fedhen.experiment.playing import primary_metric
+    from fedhen.experiment.prepared_runs import primary_metric
     from fedhen.tasks.registry import make_task
 
     return ACCURACY if config.task.name == OWN else primary_metric(make_task(config.task))

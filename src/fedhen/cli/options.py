@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhen.cli.own_parts import add_own_parts, find_files, find_reference, name_own_parts, prepare_own_parts
+from fedhen.cli.user_files import add_own_parts, find_files, find_reference, name_own_parts, prepare_own_parts
 from fedhen.config import toml
 from fedhen.config.personal_settings import PersonalConfig
 from fedhen.config.recipes import RECIPES, load_recipe, take_data

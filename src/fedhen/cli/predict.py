@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedhen.cli.options import add_data_dir
-from fedhen.cli.own_parts import add_own_parts_again, check_again, load_own_parts
+from fedhen.cli.user_files import add_own_parts_again, check_again, load_own_parts
 from fedhen.config import toml
 from fedhen.deploy.manifest import MANIFEST, read_threshold
 from fedhen.deploy.reading import Batch, read_batch

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.cli.options import add_machine, add_stop, add_tracking, parse_stop
-from fedhen.cli.own_parts import add_own_parts_again, check_again, find_files
 from fedhen.cli.training import describe_result, read_planned_config, train_all
+from fedhen.cli.user_files import add_own_parts_again, check_again, find_files
 from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.distributed.communicator import current_ranks

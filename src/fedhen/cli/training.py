@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhen.cli.own_parts import fits_devices, load_own_parts
+from fedhen.cli.user_files import fits_devices, load_own_parts
 from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.config.validation import from_mapping
@@ -45,7 +45,7 @@ def train_all(jobs: Sequence[Job], options: argparse.Namespace, folders: Callabl
     `folders` creates the folders. It is called on rank 0 only, after all jobs are checked.
     """
     from fedhen.distributed import process_group
-    from fedhen.experiment.playing import prepare_runs
+    from fedhen.experiment.prepared_runs import prepare_runs
     from fedhen.experiment.resume import ResumePolicy
 
     runs = prepare_runs(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhen.deploy.capture import Flat
 from fedhen.deploy.confidence import Confidence
-from fedhen.deploy.exits import find_exits, read_exits, score_exits
+from fedhen.deploy.exit_study import find_exits, read_exits, score_exits
 from fedhen.deploy.manifest import Agreement, MethodRecord
 from fedhen.deploy.runtime import Array, Arrays, Session
 from fedhen.deploy.source import Source, TierModel, name_inputs, take_examples

@@ -15,7 +15,7 @@ from fedhen.deploy.card import make_card
 from fedhen.deploy.cascade import NOTHING_SHARED, ONE_EXIT
 from fedhen.deploy.confidence import CONFIDENCES
 from fedhen.deploy.drafts import TARGETS, Draft, Job
-from fedhen.deploy.exits import choose_threshold, study_exits
+from fedhen.deploy.exit_study import choose_threshold, study_exits
 from fedhen.deploy.manifest import (
     CARD,
     FORMAT,

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fedhen import seeds
+from fedhen.algorithm.holdings import Holding, find_holdings
 from fedhen.algorithm.local_variants import LocalContext, LocalVariant, make_local_variant
 from fedhen.algorithm.methods import Method
 from fedhen.algorithm.objectives import Objective, configure_objective
 from fedhen.algorithm.optimizers import kept_state_like
-from fedhen.algorithm.ownership import Holding, find_holdings
 from fedhen.algorithm.parts import Parts, find_parts, withhold
 from fedhen.algorithm.personal import Personal
 from fedhen.algorithm.rounds import Sent

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedhen import seeds
 from fedhen.algorithm.objectives import Objective
 from fedhen.hardware.precision import exact_products
-from fedhen.models.exits import Exits
+from fedhen.models.lazy_exits import LazyExits
 
 Batch = tuple[Tensor, Tensor]
 MAX_DRAWS = 20
@@ -42,7 +42,7 @@ def check_supported(module: nn.Module, objective: Objective, batch: Batch) -> No
     with _restoring(module.buffers()), seeds.randomness(0, "trial"):
         drawn = _random_state(inputs)
         first = module(inputs)
-        if isinstance(first, Exits):
+        if isinstance(first, LazyExits):
             raise UnsupportedModule("its exits are passes of their own")
         loss, again = objective(first, labels), objective(module(inputs), labels)
         same = all(map(torch.equal, drawn, _random_state(inputs)))

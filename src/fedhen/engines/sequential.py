@@ -30,9 +30,9 @@ from fedhen.devices.population import COPY, Population
 from fedhen.devices.population import PART as KEPT_PART
 from fedhen.devices.state_store import StateStore
 from fedhen.hardware.threads import threads_per_worker, torch_threads
-from fedhen.models.exits import mask_logits
 from fedhen.models.family import load_weights
 from fedhen.models.image_layout import apply_image_layout, fast_convolutions
+from fedhen.models.lazy_exits import mask_logits
 from fedhen.params import Weights, is_finite
 
 

@@ -27,13 +27,15 @@ from fedhen.privacy.ledger import Ledger
 
 FILES = ("method's file", "family's file", "data's file", "task's file")
 """The digests of the user's own Python files. Old checkpoints have only that of the method's."""
+STORES = "shelves"
+"""The key of the devices' vectors in a checkpoint's manifest, a name from before they were called stores."""
 Sharing = dict[str, dict[str, int]]
 """Tier -> weight -> the number of its tensor. Tiers that share a tensor have the same number."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run after complete rounds. Later rounds change only the shelves."""
+    """The state of a run after complete rounds. Later rounds change only the stores."""
 
     played: int
     server: TierModels
@@ -43,10 +45,10 @@ class State:
     """The moments of the server's optimiser; empty if it has none."""
     losses: Mapping[int, float]
     """The loss that each device reported last."""
-    shelves: Mapping[str, StateStore]
+    stores: Mapping[str, StateStore]
     """The vectors of the devices by kind: last models, memories."""
     likes: Mapping[str, TierModels]
-    """Shelf -> tier -> weights with the shapes and types that a device's vector packs."""
+    """Store -> tier -> weights with the shapes and types that a device's vector packs."""
     tier_of: Sequence[str]
     ranks: Ranks = ALONE
     standing: Standing = field(default_factory=Standing)
@@ -57,10 +59,10 @@ class State:
         parsed = parse_standing(standing, self.server, played)
         return replace(self, played=played, standing=parsed, ledger=self.ledger.expect(ledger))
 
-    def kinds(self, shelf: str) -> dict[str, TensorSpec]:
-        """Returns tier -> shape and type of its devices' vectors on a shelf."""
+    def kinds(self, store: str) -> dict[str, TensorSpec]:
+        """Returns tier -> shape and type of its devices' vectors on a store."""
         return {
-            tier: TensorSpec((count_elements(like),), packed_type(like)) for tier, like in self.likes[shelf].items()
+            tier: TensorSpec((count_elements(like),), packed_type(like)) for tier, like in self.likes[store].items()
         }
 
     def models(self) -> dict[str, TierModels]:
@@ -78,7 +80,7 @@ class State:
     @property
     def lasts(self) -> bool:
         """Whether all of it is in the memory of this process, where later rounds do not change it."""
-        return self.ranks.number == 1 and all(shelf.storage.stable for shelf in self.shelves.values())
+        return self.ranks.number == 1 and all(store.storage.stable for store in self.stores.values())
 
 
 @dataclass
@@ -93,7 +95,7 @@ class Restored:
     ledger: Ledger
     """Without the past noise, which is in `models`."""
     vectors: dict[str, Iterator[tuple[int, Tensor | None]]] = field(default_factory=dict)
-    """Shelf -> (device, its vector, or None on ranks that do not get it). All ranks must iterate in the same order."""
+    """Store -> (device, its vector, or None on ranks that do not get it). All ranks must iterate in the same order."""
 
 
 def prepare_checkpoint(state: State, place: Path, about: Mapping[str, Any]) -> Callable[[], None]:
@@ -102,7 +104,7 @@ def prepare_checkpoint(state: State, place: Path, about: Mapping[str, Any]) -> C
     It must be called before the next round, unless `state.lasts`.
     """
     numbered = {part: number_tensors(models) for part, models in state.models().items()}
-    owners = {name: find_owners(shelf, state.ranks) for name, shelf in state.shelves.items()}
+    owners = {name: find_owners(store, state.ranks) for name, store in state.stores.items()}
     entries = [
         Entry(f"{part}.{number}", spec_of(tensor), partial(_identity, tensor))
         for part, (_, tensors) in numbered.items()
@@ -111,23 +113,23 @@ def prepare_checkpoint(state: State, place: Path, about: Mapping[str, Any]) -> C
     devices = torch.tensor([*state.losses], dtype=torch.int64)
     values = torch.tensor([*state.losses.values()], dtype=torch.float64)
     entries += [Entry(name, spec_of(t), partial(_identity, t)) for name, t in (("heard", devices), ("losses", values))]
-    for name, shelf in state.shelves.items():
+    for name, store in state.stores.items():
         kinds = state.kinds(name)
         entries += [
             Entry(f"{name}.{device}", kind, fetch)
             for device, owner in owners[name].items()
             for kind in [kinds[state.tier_of[device]]]
             for fetch in [
-                partial(_identity, shelf.stored(device))
+                partial(_identity, store.stored(device))
                 if state.lasts
-                else partial(_fetch_from_owner, state.ranks, shelf, device, owner, kind)
+                else partial(_fetch_from_owner, state.ranks, store, device, owner, kind)
             ]
         ]
     if state.ranks.rank:
         return lambda: _send(entries)
     sharing: dict[str, Any] = {part: shared for part, (shared, _) in numbered.items()}
-    shelves = {name: [[device, owner] for device, owner in own.items()] for name, own in owners.items()}
-    about = {**about, "sharing": sharing, "shelves": shelves, "standing": state.standing.describe()}
+    stores = {name: [[device, owner] for device, owner in own.items()] for name, own in owners.items()}
+    about = {**about, "sharing": sharing, STORES: stores, "standing": state.standing.describe()}
     if ledger := state.ledger.describe():
         about["ledger"] = ledger
     return partial(checkpoint_files.write_checkpoint, place, state.played, entries, about)
@@ -142,10 +144,10 @@ def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _fetch_from_owner(ranks: Ranks, shelf: StateStore, device: int, owner: int, kind: TensorSpec) -> Tensor:
+def _fetch_from_owner(ranks: Ranks, store: StateStore, device: int, owner: int, kind: TensorSpec) -> Tensor:
     """Returns a device's vector on rank 0. Only rank 0 and the rank that owns the vector take part."""
     if ranks.rank == owner:
-        return ranks.carry(owner, 0, shelf.stored(device).cpu()) if owner else shelf.stored(device)
+        return ranks.carry(owner, 0, store.stored(device).cpu()) if owner else store.stored(device)
     empty = torch.empty(kind.shape, dtype=kind.type)
     return empty if ranks.rank else ranks.carry(owner, 0, empty)
 
@@ -164,16 +166,16 @@ def number_tensors(models: TierModels) -> tuple[Sharing, list[Tensor]]:
     return sharing, tensors
 
 
-def find_owners(shelf: StateStore, ranks: Ranks) -> dict[int, int]:
+def find_owners(store: StateStore, ranks: Ranks) -> dict[int, int]:
     """Returns device -> the rank that has its vector, in the order of the devices."""
-    kept = ranks.gather(sorted(shelf))
+    kept = ranks.gather(sorted(store))
     return dict(sorted((device, rank) for rank, devices in enumerate(kept) for device in devices))
 
 
 def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
     """Compares names, shapes and types with those of this run. Returns what all ranks need to restore the state."""
     try:
-        sharing, shelves = saved.manifest["sharing"], saved.manifest["shelves"]
+        sharing, stores = saved.manifest["sharing"], saved.manifest[STORES]
         standing, ledger = saved.manifest.get("standing", {}), saved.manifest.get("ledger", {})
         state = state.expect(saved.round, standing, ledger)
         expected: dict[str, TensorSpec] = {}
@@ -184,13 +186,13 @@ def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
                     key = f"{part}.{sharing[part][tier][name]}"
                     if expected.setdefault(key, spec_of(tensor)) != spec_of(tensor):
                         raise DamagedCheckpoint(f"tensor {key!r} is shared by weights of different shapes or types")
-        for shelf in state.shelves:
-            kinds, found = state.kinds(shelf), [(int(device), int(owner)) for device, owner in shelves[shelf]]
+        for store in state.stores:
+            kinds, found = state.kinds(store), [(int(device), int(owner)) for device, owner in stores[store]]
             if sorted({device for device, _ in found}) != [device for device, _ in found]:
-                raise DamagedCheckpoint(f"its devices of {shelf!r} are not in order")
+                raise DamagedCheckpoint(f"its devices of {store!r} are not in order")
             if not all(0 <= device < len(state.tier_of) and owner >= 0 for device, owner in found):
-                raise DamagedCheckpoint(f"its devices of {shelf!r} are not devices of this run")
-            expected |= {f"{shelf}.{device}": kinds[state.tier_of[device]] for device, _ in found}
+                raise DamagedCheckpoint(f"its devices of {store!r} are not devices of this run")
+            expected |= {f"{store}.{device}": kinds[state.tier_of[device]] for device, _ in found}
         heard = len(saved.kinds().get("heard", ([0], ""))[0]) == 1 and saved.kinds()["heard"][0][0]
         expected |= {
             "heard": TensorSpec((int(heard),), torch.int64),
@@ -202,7 +204,7 @@ def check_checkpoint(saved: Checkpoint, state: State) -> dict[str, Any]:
             raise DamagedCheckpoint("it has a loss of a device that is not in this run")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise DamagedCheckpoint("its manifest lacks what this run needs") from None
-    plan = {"sharing": sharing, "shelves": shelves, "losses": [*losses.items()], "standing": standing, "ledger": ledger}
+    plan = {"sharing": sharing, "stores": stores, "losses": [*losses.items()], "standing": standing, "ledger": ledger}
     return {"played": saved.round, **plan}
 
 
@@ -220,10 +222,10 @@ def restore_state(saved: Checkpoint | None, plan: Mapping[str, Any], state: Stat
     models = {part: _restore_models(saved, part, plan["sharing"][part], state) for part in state.models()}
     losses = {int(device): loss for device, loss in plan["losses"]}
     restored = Restored(played, models, losses, state.standing, state.ledger)
-    for shelf in state.shelves:
+    for store in state.stores:
         # With the same number of ranks, vectors return to their ranks: the rank with a memory trains the device.
-        owners = [(int(device), int(owner) % ranks.number) for device, owner in plan["shelves"][shelf]]
-        restored.vectors[shelf] = _restore_vectors(saved, shelf, owners, state)
+        owners = [(int(device), int(owner) % ranks.number) for device, owner in plan["stores"][store]]
+        restored.vectors[store] = _restore_vectors(saved, store, owners, state)
     return restored
 
 
@@ -242,13 +244,13 @@ def _restore_models(saved: Checkpoint | None, part: str, sharing: Sharing, state
 
 
 def _restore_vectors(
-    saved: Checkpoint | None, shelf: str, owners: Sequence[tuple[int, int]], state: State
+    saved: Checkpoint | None, store: str, owners: Sequence[tuple[int, int]], state: State
 ) -> Iterator[tuple[int, Tensor | None]]:
-    kinds, rank = state.kinds(shelf), state.ranks.rank
+    kinds, rank = state.kinds(store), state.ranks.rank
     where = next(iter(next(iter(state.server.values())).values())).device
     for device, owner in owners:
         kind = kinds[state.tier_of[device]]
-        vector = saved.tensor(f"{shelf}.{device}") if saved else torch.empty(kind.shape, dtype=kind.type)
+        vector = saved.tensor(f"{store}.{device}") if saved else torch.empty(kind.shape, dtype=kind.type)
         if owner and rank in (0, owner):
             vector = state.ranks.carry(0, owner, vector)
         yield device, vector.to(where) if rank == owner else None

@@ -253,7 +253,7 @@ class Experiment:
             mean=self.memories.mean,
             moments=self.moments,
             losses=dict(self.losses),
-            shelves={"rows": self.last_models.rows, "memory": self.memory},
+            stores={"rows": self.last_models.rows, "memory": self.memory},
             likes={"rows": self.server, "memory": memory},
             tier_of=self.population.tier_of,
             ranks=self.ranks,

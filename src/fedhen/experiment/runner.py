@@ -104,9 +104,9 @@ class RunKeeper:
         self.saved_at, self.saved_round = time.monotonic(), self.experiment.played
         self.tried_round = self.saved_round
         self.whole, self.timing = self.experiment.state(), self.beginning.timing
-        for shelf in self.whole.shelves.values():
+        for store in self.whole.stores.values():
             # An abandoned round has already changed the memories of some devices, so the previous ones are kept.
-            shelf.keeps_previous = True
+            store.keeps_previous = True
 
     def commit(self, step: Step, now: bool) -> Step:
         """Writes the record of a complete round, then the checkpoint if it is due, then the timing."""
@@ -117,8 +117,8 @@ class RunKeeper:
             self.recorder.write_round(step.record)
             self.records.append(step.record)
         self.whole, self.timing = self.experiment.state(), step.timing
-        for shelf in self.whole.shelves.values():
-            shelf.commit()
+        for store in self.whole.stores.values():
+            store.commit()
         if self.experiment.ranks.first(lambda: self._is_due(now)):
             seconds = self.save()
             step = replace(step, timing={**step.timing, "save": round(seconds, 6)})
@@ -167,8 +167,8 @@ class RunKeeper:
 
     def roll_back(self) -> None:
         """Discards the abandoned round, and saves the one before."""
-        for shelf in self.whole.shelves.values():
-            shelf.rollback()
+        for store in self.whole.stores.values():
+            store.rollback()
         self.save_last_round()
 
     def save_last_round(self) -> None:

@@ -21,7 +21,7 @@ from fedhen.errors import CheckpointError, unknown_name
 from fedhen.experiment import checkpoint_files
 from fedhen.experiment.best_models import BestModel
 from fedhen.experiment.checkpoint_files import START, Checkpoint, DamagedCheckpoint, Entry, TensorSpec, spec_of
-from fedhen.experiment.checkpoint_state import number_tensors
+from fedhen.experiment.checkpoint_state import STORES, number_tensors
 from fedhen.experiment.reported_models import average_rows
 from fedhen.fileio.untrusted import PARSE_ERRORS, check_int
 from fedhen.models.model_files import SavedModel, make_saved_model, model_path, read_model, save_models
@@ -195,7 +195,7 @@ class CheckpointModels:
         tier_of, kind = self.config.tier_of_devices(), TensorSpec((count_elements(initial),), packed_type(initial))
 
         def rows() -> Iterator[Tensor]:
-            for device, _ in self.saved.manifest["shelves"]["rows"]:
+            for device, _ in self.saved.manifest[STORES]["rows"]:
                 if tier_of[check_int(device)] == tier:
                     row = self.saved.tensor(f"rows.{device}")
                     if spec_of(row) != kind:

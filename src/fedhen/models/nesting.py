@@ -24,7 +24,7 @@ from fedhen.models.probing import (
     find_states,
     try_module,
 )
-from fedhen.models.truncation import find_used, keep_only
+from fedhen.models.unused_layers import find_used, keep_only
 
 
 def nest(

@@ -14,8 +14,8 @@ from torch.func import functional_call
 
 from fedhen.errors import ConfigError
 from fedhen.hardware.memory import free_memory
-from fedhen.models.exits import Exits
 from fedhen.models.family import Family
+from fedhen.models.lazy_exits import LazyExits
 from fedhen.models.pooling import MixPool
 from fedhen.params import take_corner
 
@@ -184,7 +184,7 @@ class Nested(PreActResNet):
         own = dict(zip(self.read, super().forward(x), strict=True))
         if not self.shells:
             return list(own.values())
-        return Exits([partial(self._logits, own, x, size) for size in self.nested])
+        return LazyExits([partial(self._logits, own, x, size) for size in self.nested])
 
     def _logits(self, own: Mapping[int, Tensor], x: Tensor, size: Size) -> Tensor:
         if size not in self.shells:

@@ -15,7 +15,7 @@ from fedhen.algorithm.objectives import SumOfExits, last_exit, sum_of_exits
 from fedhen.config import validation
 from fedhen.data.dataset import Data
 from fedhen.experiment.build import build_experiment
-from fedhen.models.exits import Exits
+from fedhen.models.lazy_exits import LazyExits
 from fedhen.params import Average
 from support.families import two_exits
 
@@ -51,7 +51,7 @@ def test_an_unused_exit_is_not_computed() -> None:
         asked.append(place)
         return torch.zeros(2, 3, requires_grad=True)
 
-    logits = Exits([lambda: thunk(0), lambda: thunk(1)])
+    logits = LazyExits([lambda: thunk(0), lambda: thunk(1)])
     last_exit(logits, torch.tensor([0, 1]))
     assert asked == [1] and len(logits) == 2
     sum_of_exits(logits, torch.tensor([0, 1]))

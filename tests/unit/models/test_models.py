@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedhen import DECOUPLE, FEDHEN, NOSIDE, Family, Method
+from fedhen.algorithm.holdings import find_holdings
 from fedhen.algorithm.objectives import Objective, last_exit
-from fedhen.algorithm.ownership import find_holdings
 from fedhen.errors import FedhenError
 from fedhen.models.family import weights_of
 from fedhen.models.preact_resnet import Shape, preact_resnet

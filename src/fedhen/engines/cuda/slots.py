@@ -16,12 +16,12 @@ from fedhen.data.batches import Visits, make_batch
 from fedhen.engines.cuda import updates
 from fedhen.engines.cuda.fusing import fuse
 from fedhen.engines.cuda.layout import Layout, make_layout
-from fedhen.engines.cuda.waves import CannotCapture
+from fedhen.engines.cuda.slot_groups import CannotCapture
 from fedhen.engines.equivalence import Batch, UnsupportedModule, check_supported
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.hardware.precision import search_convolutions
-from fedhen.models.exits import mask_logits
 from fedhen.models.family import load_weights
+from fedhen.models.lazy_exits import mask_logits
 from fedhen.params import Weights
 
 MAX_INPUT_BYTES = 1 << 28

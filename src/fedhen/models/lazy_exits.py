@@ -11,7 +11,7 @@ from torch import Tensor
 Thunk = Callable[[], Tensor]
 
 
-class Exits(Sequence[Tensor]):
+class LazyExits(Sequence[Tensor]):
     """A lazy list of logits: those that are not read are not computed.
 
     If nesting is by depth, one pass computes all exits and a plain list is enough. If it is by width, every nested
@@ -31,7 +31,7 @@ class Exits(Sequence[Tensor]):
     def __getitem__(self, place: slice) -> Sequence[Tensor]: ...
     def __getitem__(self, place: int | slice) -> Tensor | Sequence[Tensor]:
         if isinstance(place, slice):
-            return Exits([self._thunk(k) for k in range(len(self))[place]])
+            return LazyExits([self._thunk(k) for k in range(len(self))[place]])
         k = range(len(self))[place]
         if k not in self.found:
             self.found[k] = self.thunks[k]()
@@ -47,7 +47,7 @@ def map_exits(logits: Sequence[Tensor], change: Callable[[Tensor], Tensor]) -> S
     def thunk(place: int) -> Thunk:
         return lambda: change(logits[place])
 
-    return Exits([thunk(place) for place in range(len(logits))])
+    return LazyExits([thunk(place) for place in range(len(logits))])
 
 
 def mask_logits(logits: Sequence[Tensor], present: Tensor) -> Sequence[Tensor]:

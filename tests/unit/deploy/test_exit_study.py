@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedhen.deploy.confidence import CONFIDENCES
-from fedhen.deploy.exits import choose_threshold, find_exits, read_exits, study_exits
+from fedhen.deploy.exit_study import choose_threshold, find_exits, read_exits, study_exits
 from fedhen.deploy.manifest import NEVER
 from fedhen.errors import FedhenError
 from fedhen.tasks.standard import Classification

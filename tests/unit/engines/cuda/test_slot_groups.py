@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhen.algorithm.updates import Update
-from fedhen.engines.cuda.waves import MAX_SLOTS, CannotCapture, Wave, Waves
+from fedhen.engines.cuda.slot_groups import MAX_SLOTS, CannotCapture, Group, SlotGroups
 from fedhen.errors import FedhenError
 from fedhen.hardware.memory import OUT_OF_MEMORY
 
@@ -23,7 +23,7 @@ KEEPS = 4
 
 
 class Memory:
-    """A memory of fixed size. A slot takes its size and a workspace, and a wave may take more."""
+    """A memory of fixed size. A slot takes its size and a workspace, and a group may take more."""
 
     def __init__(self, total: int, sizes: Mapping[str, int], extra: int = 0) -> None:
         self.total, self.sizes, self.extra = total, sizes, extra
@@ -42,12 +42,12 @@ class Memory:
         assert not self.living, "a slot is still referenced, so that nothing can be freed"
         self.kept.clear()
 
-    def work(self, wave: Wave[Slot]) -> Iterator[Update]:
-        """Each device takes what its wave needs for a moment; the first half returns before memory can run out."""
-        assert len({id(slot) for _, slot in wave}) == len(wave), "two devices in one slot"
-        for k, (device, slot) in enumerate(wave):
-            if 2 * k >= len(wave):
-                self.want(self.extra * len(wave))
+    def work(self, group: Group[Slot]) -> Iterator[Update]:
+        """Each device takes what its group needs for a moment; the first half returns before memory can run out."""
+        assert len({id(slot) for _, slot in group}) == len(group), "two devices in one slot"
+        for k, (device, slot) in enumerate(group):
+            if 2 * k >= len(group):
+                self.want(self.extra * len(group))
             yield update(device, slot.tier)
 
 
@@ -92,47 +92,47 @@ def cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=300, deadline=None)
 def test_every_device_trains_once_if_one_of_each_tier_fits(case: Case) -> None:
     memory = Memory(case.total, case.sizes, case.extra)
-    waves = Waves(lambda tier, index: Slot(memory, tier, index), memory.free_memory)
+    groups = SlotGroups(lambda tier, index: Slot(memory, tier, index), memory.free_memory)
     one_each = sum(case.sizes.values()) + (KEEPS + case.extra) * len(case.sizes)
     for _ in range(3):
         waiting = {tier: list(devices) for tier, devices in case.devices.items()}
         try:
-            back, apart = trained(waves.train(waiting, memory.work))
+            back, apart = trained(groups.train(waiting, memory.work))
         except FedhenError as error:
             assert str(error) == OUT_OF_MEMORY
             assert one_each > case.total
         else:
             assert not apart
             assert sorted(back) == sorted(chain.from_iterable(case.devices.values()))
-            assert max(map(len, waves.slots.values())) <= waves.max_slots
+            assert max(map(len, groups.slots.values())) <= groups.max_slots
 
 
 @pytest.mark.parametrize(("fit", "most"), [(40, 16), (16, 16), (15, 8), (8, 8), (7, 4), (2, 2), (1, 1)])
 def test_the_number_at_a_time_is_halved_until_it_fits(fit: int, most: int) -> None:
     memory = Memory(fit * (10 + KEEPS), {"only": 10})
-    waves = Waves(lambda tier, index: Slot(memory, tier, index), memory.free_memory)
+    groups = SlotGroups(lambda tier, index: Slot(memory, tier, index), memory.free_memory)
     sizes: list[int] = []
 
-    def work(wave: Wave[Slot]) -> Iterator[Update]:
-        sizes.append(len(wave))
-        yield from memory.work(wave)
+    def work(group: Group[Slot]) -> Iterator[Update]:
+        sizes.append(len(group))
+        yield from memory.work(group)
 
-    assert len(list(waves.train({"only": list(range(20))}, work))) == 20
-    assert waves.max_slots == most <= MAX_SLOTS
+    assert len(list(groups.train({"only": list(range(20))}, work))) == 20
+    assert groups.max_slots == most <= MAX_SLOTS
     assert sizes == [most] * (20 // most) + [20 % most] * (20 % most > 0)
 
 
 def test_a_run_that_found_no_memory_can_be_tried_again() -> None:
     memory = Memory(13, {"only": 10})
-    waves = Waves(lambda tier, index: Slot(memory, tier, index), memory.free_memory)
+    groups = SlotGroups(lambda tier, index: Slot(memory, tier, index), memory.free_memory)
     for _ in range(2):
         with pytest.raises(FedhenError, match="out of memory"):
-            list(waves.train({"only": [0, 1]}, memory.work))
+            list(groups.train({"only": [0, 1]}, memory.work))
     memory.total = 14
-    assert trained(waves.train({"only": [0, 1]}, memory.work)) == ([0, 1], [])
+    assert trained(groups.train({"only": [0, 1]}, memory.work)) == ([0, 1], [])
 
 
-def test_refused_tiers_and_failed_waves_train_apart() -> None:
+def test_refused_tiers_and_failed_groups_train_apart() -> None:
     """A tier's later slot may be refused when its first was not; its slots are then held no longer."""
     memory = Memory(1000, {"deep": 1, "odd": 1})
 
@@ -141,21 +141,21 @@ def test_refused_tiers_and_failed_waves_train_apart() -> None:
             raise CannotCapture("it is odd")
         return Slot(memory, tier, index)
 
-    def work(wave: Wave[Slot]) -> Iterator[Update]:
-        for device, slot in wave:
+    def work(group: Group[Slot]) -> Iterator[Update]:
+        for device, slot in group:
             if device == 2:
                 raise ValueError("its data is broken")
             yield update(device, slot.tier)
 
-    waves = Waves(make, memory.free_memory)
+    groups = SlotGroups(make, memory.free_memory)
     waiting = {"deep": [0, 1, 2, 3], "odd": [4, 5, 6]}
     with pytest.warns(UserWarning, match="tier 'odd' is trained one device at a time: it is odd"):
-        back, apart = trained(waves.train(waiting, work))
+        back, apart = trained(groups.train(waiting, work))
     assert back == [0, 1] and sorted(apart) == [2, 3, 4, 5, 6]
-    assert waves.refused == {"odd"} and not waves.slots["odd"]
+    assert groups.refused == {"odd"} and not groups.slots["odd"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert trained(waves.train({"deep": [7], "odd": [8]}, work)) == ([7], [8])
+        assert trained(groups.train({"deep": [7], "odd": [8]}, work)) == ([7], [8])
 
 
 def test_an_error_that_is_neither_is_raised() -> None:
@@ -163,4 +163,4 @@ def test_an_error_that_is_neither_is_raised() -> None:
         raise ZeroDivisionError(tier)
 
     with pytest.raises(ZeroDivisionError):
-        list(Waves(make, lambda: None).train({"only": [0]}, lambda wave: iter(())))
+        list(SlotGroups(make, lambda: None).train({"only": [0]}, lambda group: iter(())))

@@ -1,4 +1,4 @@
-"""Families, data and tasks of the user's own, which commands load from Python files."""
+"""Families, data and tasks that commands load from a user's Python files."""
 
 from __future__ import annotations
 

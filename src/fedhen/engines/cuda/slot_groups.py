@@ -1,4 +1,4 @@
-"""Divides devices into waves that train at the same time, with as many slots of each tier as memory allows."""
+"""Divides devices into groups that train at the same time, with as many slots of each tier as memory allows."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class HasTier(Protocol):
 
 
 S = TypeVar("S", bound=HasTier)
-Wave = Sequence[tuple[int, S]]
+Group = Sequence[tuple[int, S]]
 """Devices that train at the same time, each with its slot."""
 
 
 @dataclass
-class Waves(Generic[S]):
+class SlotGroups(Generic[S]):
     """Assigns devices to slots, which are built when first needed and kept for later rounds."""
 
     make: Callable[[str, int], S]
@@ -46,24 +46,24 @@ class Waves(Generic[S]):
     """Tiers whose step cannot be captured."""
 
     def train(
-        self, waiting: dict[str, list[int]], work: Callable[[Wave[S]], Iterator[Update]]
+        self, waiting: dict[str, list[int]], work: Callable[[Group[S]], Iterator[Update]]
     ) -> Generator[Update, None, list[int]]:
-        """Trains the waiting devices of each tier; the order of the tiers is that of their waves.
+        """Trains the waiting devices of each tier; the order of the tiers is that of their groups.
 
         Returns the devices that must train one by one: those of refused tiers, and those without an update when
-        another device of their wave failed.
+        another device of their group failed.
         """
         apart: list[int] = []
         while any(waiting.values()):
-            wave = self.next_wave(waiting)
+            group = self.next_group(waiting)
             for tier in [tier for tier in waiting if tier in self.refused]:
                 apart += waiting.pop(tier)
-            back, short = _run_wave(work, wave)
+            back, short = _run_group(work, group)
             yield from back
             trained = {update.device for update in back}
-            left = [(device, slot.tier) for device, slot in wave if device not in trained]
+            left = [(device, slot.tier) for device, slot in group if device not in trained]
             # Drops the references to the slots, so that their memory can be freed.
-            del wave, back
+            del group, back
             if short:
                 self.halve_slots()
                 for device, tier in reversed(left):
@@ -72,17 +72,17 @@ class Waves(Generic[S]):
                 apart += [device for device, _ in left]
         return apart
 
-    def next_wave(self, waiting: dict[str, list[int]]) -> list[tuple[int, S]]:
+    def next_group(self, waiting: dict[str, list[int]]) -> list[tuple[int, S]]:
         """Takes as many waiting devices as there are slots."""
         ready = [tier for tier, devices in waiting.items() if devices]
         for tier in ready:
             self.make_slots(tier, len(waiting[tier]))
-        wave: list[tuple[int, S]] = []
+        group: list[tuple[int, S]] = []
         for tier in ready:
             pairs = list(zip(waiting[tier], self.slots[tier], strict=False))
             del waiting[tier][: len(pairs)]
-            wave += pairs
-        return wave
+            group += pairs
+        return group
 
     def make_slots(self, tier: str, number: int) -> None:
         """Makes slots of a tier, up to `number`, as memory allows."""
@@ -117,11 +117,11 @@ class Waves(Generic[S]):
         self.free_memory()
 
 
-def _run_wave(work: Callable[[Wave[S]], Iterator[Update]], wave: Wave[S]) -> tuple[list[Update], bool]:
-    """Returns the updates of a wave, and whether the others are missing because memory ran out."""
+def _run_group(work: Callable[[Group[S]], Iterator[Update]], group: Group[S]) -> tuple[list[Update], bool]:
+    """Returns the updates of a group, and whether the others are missing because memory ran out."""
     back: list[Update] = []
     try:
-        for update in work(wave):
+        for update in work(group):
             back.append(update)
     except FedhenError:
         raise
