@@ -33,6 +33,11 @@ def client_app(app: App) -> ClientApp:
         node = FleetClient(app, context.node_config, context.node_id)
         return Message(node.train(message.content), reply_to=message)
 
+    @client.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        node = FleetClient(app, context.node_config, context.node_id)
+        return Message(node.evaluate(message.content), reply_to=message)
+
     return client
 
 

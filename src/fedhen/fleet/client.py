@@ -1,9 +1,10 @@
-"""The work of a node: it identifies itself and trains its device on request. Data and memory stay on the node."""
+"""The work of a node: it identifies itself, trains its device and scores models. Data and memory stay on the node."""
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from fedhen.algorithm.updates import Failure, Update
 from fedhen.config import toml, validation
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population, make_population
+from fedhen.engines.engine import make_scoring_module
+from fedhen.engines.own_models import Asked, OwnModels
+from fedhen.engines.scoring import Scoring
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import FedhenError, FleetError, one_line
 from fedhen.fileio.atomic import write_text
@@ -48,14 +52,27 @@ class FleetClient:
         return wire_format.pack_identity(Identity(self.tier, samples, self.name, int(self.config.get("device", -1))))
 
     def train(self, content: RecordDict) -> RecordDict:
-        """Trains the device for a round. Any error becomes a failure reply, so that the run continues without it."""
+        """Trains the device for a round."""
+
+        def work(order: Order, config: Config) -> RecordDict | None:
+            answer = self.train_device(order, config, content)
+            return None if answer is None else wire_format.pack_answer(answer)
+
+        return self.answer(content, work)
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """Scores models on the device's own test data. Only sums and counts leave the node."""
+        return self.answer(content, lambda order, config: self.score_device(order, config, content))
+
+    def answer(self, content: RecordDict, work: Callable[[Order, Config], RecordDict | None]) -> RecordDict:
+        """Carries out an order. Any error becomes a failure reply, so that the run continues without the device."""
         try:
             order = wire_format.read_order(content)
             if order.tier != self.tier:
                 raise FleetError(f"this device is of tier {self.tier!r}, but the server expects tier {order.tier!r}")
             config_text = self.find_config(order)
-            answer = self.train_device(order, toml.parse_toml(config_text), content) if config_text else None
-            return wire_format.pack_config_request() if answer is None else wire_format.pack_answer(answer)
+            answer = work(order, toml.parse_toml(config_text)) if config_text else None
+            return wire_format.pack_config_request() if answer is None else answer
         except Exception as error:
             if not isinstance(error, FedhenError | Malformed):
                 error = FleetError(OUT_OF_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
@@ -90,19 +107,15 @@ class FleetClient:
 
     def train_device(self, order: Order, config: Config, content: RecordDict) -> Answer | None:
         """Trains the device as the simulator does, and saves what it keeps. Returns None if it lacks weights."""
-        population = self.build_population(order, config)
-        fixed = self.find_fixed_weights(order, content, population)
-        if fixed is None:
+        population = self.prepare(order, config, content)
+        if population is None:
             return None
-        population = replace(population, fixed={self.tier: fixed})
         expected = self.expected_weights(population, population.holdings[self.tier].shapes)
         learned = population.select_learned(self.tier, expected)
         wire = population.wires[self.tier]
         model = wire.receive_down(wire_format.unpack_weights(content.get("model"), wire.send_down(expected)), expected)
         mean = wire_format.unpack_weights(content.get("mean"), learned) if population.local.copies else {}
-        files, devices = ClientState(self.state, order.run), SequentialDevices(population)
-        if population.keeps_state and order.memory:
-            devices.memory[0] = files.read(order.memory, population.state_like(self.tier, expected))
+        files, devices = ClientState(self.state, order.run), self.recall(order, population, expected)
         reply = devices.attempt(order.round, 0, Sent({self.tier: model}, {self.tier: mean}))
         if isinstance(reply, Failure):
             raise FleetError(reply.error)
@@ -110,6 +123,40 @@ class FleetClient:
             # Saved before the answer is sent: if the server merges it, the device needs this state next time.
             files.write(order.round, devices.memory[0], order.memory)
         return make_answer(reply, population)
+
+    def score_device(self, order: Order, config: Config, content: RecordDict) -> RecordDict | None:
+        """Scores models on the device's own test data, as the simulator does. Returns None if it lacks weights."""
+        population = self.prepare(order, config, content)
+        if population is None:
+            return None
+        expected = self.expected_weights(population, population.holdings[self.tier].shapes)
+        model = wire_format.unpack_weights(content.get("model"), expected)
+        devices, module = self.recall(order, population, expected), make_scoring_module(population, self.tier)
+        size, precision = config.evaluation.batch_size, population.precision
+        scoring = Scoring({self.tier: module}, population.data, population.task, size, precision)
+        owners = wire_format.read_owners(content)
+        found = OwnModels(devices, scoring).score(Asked(order.round, {self.tier: model}, owners, [0]))
+        return wire_format.pack_sums({each.owner: each.sums for each in found})
+
+    def prepare(self, order: Order, config: Config, content: RecordDict) -> Population | None:
+        """Returns the population of this device, with what does not travel in a round, or None if it lacks weights."""
+        population = self.build_population(order, config)
+        fixed = self.find_fixed_weights(order, content, population)
+        if fixed is None:
+            return None
+        population = replace(population, fixed={self.tier: fixed})
+        if not population.holdings[self.tier].personal:
+            return population
+        initial = population.family.initial(config.seed)
+        return population.place_unsent({name: tensor.to(population.data.device) for name, tensor in initial.items()})
+
+    def recall(self, order: Order, population: Population, expected: Weights) -> SequentialDevices:
+        """Returns the device with what it has kept since the round that the server names."""
+        devices = SequentialDevices(population)
+        if population.keeps_state and order.memory:
+            files = ClientState(self.state, order.run)
+            devices.memory[0] = files.read(order.memory, population.state_like(self.tier, expected))
+        return devices
 
     def build_population(self, order: Order, config: Config) -> Population:
         """Builds a population of this one device, as the simulator does."""

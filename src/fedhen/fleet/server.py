@@ -10,9 +10,10 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from fedhen.algorithm.sampling import make_sampler
+from fedhen.algorithm.sampling import make_sampler_of
 from fedhen.config import toml
 from fedhen.config.settings import Config
+from fedhen.devices.personal_choice import choose_held_out
 from fedhen.devices.population import assign_tiers, compute_omega, make_population
 from fedhen.engines.engine import Engine, EngineParts
 from fedhen.errors import FleetError
@@ -23,6 +24,7 @@ from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import App
 from fedhen.fleet.engine import POLL_SECONDS, FleetDevices, make_fleet_sampler
 from fedhen.fleet.membership import Membership, read_membership, sample_counts
+from fedhen.fleet.own_scores import FleetScores
 from fedhen.fleet.run_settings import START_ANOTHER_RUN
 from fedhen.hardware.accelerator import choose_device
 from fedhen.runs.layout import CONFIG, ROUNDS
@@ -49,8 +51,6 @@ def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
         )
     if run.config.attack.kind != "none":
         raise FleetError("attack.kind plays bad devices in simulations only: set it to none")
-    if run.config.evaluation.own:
-        raise FleetError("evaluation.own is not supported by a fleet: set it to false")
     membership, config = reopen_fleet(grid, run) if is_begun(run) else gather_fleet(grid, app, run)
     experiment = build_fleet_experiment(app, membership, replace(run, config=config))
     yield from play_run(run.folder, experiment, ResumePolicy(resume=run.resume, otherwise=START_ANOTHER_RUN))
@@ -98,7 +98,8 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
     data = app.load_server_data(config)
     tier_of = assign_tiers(config)
     examples = sample_counts(membership.members)
-    omega = compute_omega(examples, tier_of, method.pools(tuple(config.tiers)))
+    held_out = choose_held_out(config, tier_of)
+    omega = compute_omega(examples, tier_of, method.pools(tuple(config.tiers)), held_out)
     where = choose_device("auto")
     task = app.resolve_task(config)
     outputs = app.classes or task.count_outputs(data.y_test, data.classes)
@@ -116,15 +117,15 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
     )
 
     def engine(start: EngineParts) -> Engine:
-        return Engine(
-            FleetDevices(start.plain.population, membership, partial(read_merged_rounds, run.folder), run.poll),
-            start.scoring,
-            lambda asked: [],
-        )
+        merged = partial(read_merged_rounds, run.folder)
+        devices = FleetDevices(start.plain.population, membership, merged, run.poll)
+        return Engine(devices, start.scoring, FleetScores(devices).score)
 
     asked = min(config.devices.number, config.devices.active + config.fleet.spare_devices)
-    draw = make_sampler(replace(config.devices, active=asked), config.seed, tier_of)
-    return build.start_experiment(population, activate=make_fleet_sampler(draw, membership, config.seed), engine=engine)
+    members = [device for device in range(len(tier_of)) if device not in held_out]
+    draw = make_sampler_of(members, replace(config.devices, active=asked), config.seed, tier_of)
+    activate = make_fleet_sampler(draw, membership, config.seed, held_out)
+    return build.start_experiment(population, activate=activate, engine=engine)
 
 
 def read_merged_rounds(folder: Path, number: int) -> dict[int, int]:
