@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedhen.algorithm.failures import describe_device_error
-from fedhen.algorithm.gradients import Batch
-from fedhen.algorithm.personal import ALL, Phase
-from fedhen.algorithm.prototypes import NearestPrototype
-from fedhen.data.batches import make_batch
-from fedhen.devices.population import COPY, PART
+from fedhen.engines.personal_models import PersonalModels
 from fedhen.engines.scoring import Scoring
-from fedhen.engines.sequential import Occasion, SequentialDevices, strip_prefix
+from fedhen.engines.sequential import SequentialDevices
 from fedhen.models.family import load_weights
-from fedhen.params import TierModels, select
+from fedhen.params import TierModels
 from fedhen.runs.layout import LOCAL, PERSONAL, SERVER
 
 
@@ -56,12 +52,12 @@ class OwnModels:
 
     def score(self, asked: Asked) -> list[OwnSums]:
         """Returns what each device's test data adds to the metrics, for every owner that is asked for."""
-        found = self.score_server(asked) if SERVER in asked.owners else []
+        found, made = self.score_server(asked) if SERVER in asked.owners else [], PersonalModels(self.devices)
         if PERSONAL in asked.owners:
-            found += self.score_each(PERSONAL, asked, lambda device: self.make_personal(asked, device))
+            found += self.score_each(PERSONAL, asked, lambda device: made.make_own(asked.round, asked.models, device))
         if LOCAL in asked.owners:
-            initial = self.find_initial()
-            found += self.score_each(LOCAL, asked, lambda device: self.make_local(initial, device))
+            initial = made.find_initial()
+            found += self.score_each(LOCAL, asked, lambda device: made.make_local(initial, device))
         return found
 
     def score_server(self, asked: Asked) -> list[OwnSums]:
@@ -91,42 +87,3 @@ class OwnModels:
     def score_module(self, module: nn.Module, device: int) -> list[list[float]]:
         sums = self.scoring.score_examples(module, self.devices.population.data.test_shards[device])
         return [each.tolist() for each in sums]
-
-    def make_personal(self, asked: Asked, device: int) -> nn.Module:
-        """Returns the model of a device: of what it keeps and the server's, adapted to its training data."""
-        population, personal = self.devices.population, self.devices.population.personal
-        tier, occasion = population.tier_of[device], Occasion(asked.round, device, ("adaptation",))
-        kept = self.read_kept(device)
-        module = self.devices.copy_module(tier)
-        load_weights(module, {**asked.models[tier], **kept})
-        phases = personal.adaptation if kept else personal.newcomers
-        self.devices.train_phases(module, phases, occasion, pulled_to=asked.models[tier])
-        if personal.by_prototypes:
-            classes = population.data.classes or population.outputs
-            module = NearestPrototype(module, self.training_batches(occasion), classes)
-        return module.eval()
-
-    def read_kept(self, device: int) -> Mapping[str, Tensor]:
-        """Returns the weights that a device keeps, by their names in the model."""
-        memory = self.devices.memory.get(device, {})
-        return {**strip_prefix(PART, memory), **strip_prefix(COPY, memory)}
-
-    def training_batches(self, occasion: Occasion) -> Iterator[Batch]:
-        """Returns the device's training data as it is, once."""
-        plan = self.devices.plan_batches(occasion.round, occasion.device, Phase(ALL, 1), occasion.purpose)
-        return (make_batch(self.devices.population.data, plan, part, "none") for part in plan.batches())
-
-    def find_initial(self) -> TierModels:
-        """Returns the models that training starts from."""
-        population = self.devices.population
-        initial = population.family.initial(population.config.seed)
-        return {tier: select(initial, holding.shapes) for tier, holding in population.holdings.items()}
-
-    def make_local(self, initial: TierModels, device: int) -> nn.Module:
-        """Returns a model that was trained on the device's data alone."""
-        population = self.devices.population
-        module, config = self.devices.copy_module(population.tier_of[device]), population.config
-        load_weights(module, initial[population.tier_of[device]])
-        phase = Phase(ALL, config.evaluation.local_epochs, lr=config.training.lr)
-        self.devices.train_phases(module, (phase,), Occasion(0, device, (LOCAL,)))
-        return module.eval()

@@ -17,10 +17,10 @@ from fedhen.algorithm.personal import ALL, Personal, Phase
 from fedhen.config import toml, validation
 from fedhen.config.recipes import load_recipe
 from fedhen.data.dataset import Data
-from fedhen.engines.own_models import Asked, OwnModels
+from fedhen.engines.personal_models import PersonalModels
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import ConfigError
-from fedhen.experiment.build import build_experiment, build_population, start_experiment
+from fedhen.experiment.build import build_experiment, start_experiment
 from fedhen.experiment.experiment import Experiment
 from support.tiny import TINY
 
@@ -148,9 +148,7 @@ def test_fedbabu_by_hand() -> None:
 
 
 def personal_model(run: Experiment, device: int) -> Any:
-    devices = SequentialDevices(run.population, run.memory)
-    scoring: Any = None
-    return OwnModels(devices, scoring).make_personal(Asked(2, run.server, ("personal",), [device]), device)
+    return PersonalModels(SequentialDevices(run.population, run.memory)).make_own(2, run.server, device)
 
 
 @pytest.mark.parametrize("pull", [0.0, 0.7])
@@ -356,13 +354,9 @@ def test_local_training_stands_beside_after_the_last_round() -> None:
     assert plain[-1]["own"]["local"]["simple"] == records[1]["own"]["local"]["simple"]
 
 
-def test_a_method_of_ones_own_finds_its_population() -> None:
-    """`build_population` has the personal weights of each tier, of which `fedbabu` takes every exit."""
-    config = toml.apply_settings(load_recipe("digits"), [*TINY, "personal.name=fedbabu"])
-    from fedhen.algorithm.methods import FEDHEN
-    from fedhen.data import sources
-    from fedhen.data.storage import data_root
-
-    population = build_population(config, FEDHEN, sources.load_data(config.data, data_root(None), 0))
-    assert {name.split(".")[1] for name in population.parts["complex"]} == {"2", "4"}
-    assert {name.split(".")[1] for name in population.parts["simple"]} == {"2"}
+def test_an_exit_or_all_exits_are_personal() -> None:
+    """A complex device of FedHeN has two exits; a simple one has one."""
+    for part, exits in (("exit", {"4"}), ("exits", {"2", "4"})):
+        run, _ = digits("personal.name=fedper", f"personal.part=['{part}']", "rounds=1", "evaluation.every=1")
+        assert {name.split(".")[1] for name in run.population.parts["complex"]} == exits
+        assert {name.split(".")[1] for name in run.population.parts["simple"]} == {"2"}
