@@ -124,8 +124,9 @@ class SequentialDevices:
         """
         config, done = self.population.config, list[tuple[Phase, float, int]]()
         # Random choices of the model, such as dropout, have an address too.
-        address = (config.seed, "model", occasion.round, self.population.first + occasion.device, *occasion.purpose)
-        with torch_threads(threads_per_worker(config.runtime)), seeds.randomness(*address), fast_convolutions(module):
+        address: list[int | str] = ["model", occasion.round, self.population.first + occasion.device, *occasion.purpose]
+        random = seeds.randomness(config.seed, *address)
+        with torch_threads(threads_per_worker(config.runtime)), random, fast_convolutions(module):
             for number, phase in enumerate(phases):
                 frozen = self.find_frozen(phase, occasion.device, module)
                 if frozen.issuperset(name for name, p in module.named_parameters() if p.requires_grad):
@@ -236,7 +237,7 @@ class SequentialDevices:
 
     def batches(self, occasion: Occasion, phase: Phase, number: int) -> Iterator[tuple[Inputs, Tensor]]:
         """Returns the device's batches of all epochs of a phase; `number` counts the phases of an occasion."""
-        purpose = (*occasion.purpose, *([number] if number else []))
+        purpose: tuple[str | int, ...] = (*occasion.purpose, number) if number else occasion.purpose
         plan = self.plan_batches(occasion.round, occasion.device, phase, purpose)
         augmentation = self.population.config.data.augmentation
         if not len(plan.ends):

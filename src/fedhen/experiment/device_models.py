@@ -18,6 +18,7 @@ from fedhen.experiment.checkpoint_state import Restored, check_checkpoint, resto
 from fedhen.experiment.experiment import Experiment
 from fedhen.experiment.resume import NEW_RUN, RunStart
 from fedhen.experiment.saved_models import open_newest
+from fedhen.fileio.python_files import refuse_reference
 from fedhen.models.model_card import ModelCard
 from fedhen.models.model_files import keep_exits
 from fedhen.runs.folders import find_config, refuse_fleet_run
@@ -31,7 +32,8 @@ def make_device_model(folder: Path, device: int, own: OwnParts, data_root: Path)
         raise ConfigError(f"{folder} has no personal models: load the model of a tier")
     if not 0 <= device < config.devices.number:
         raise ConfigError(f"device {device} is not in {folder}: its devices are 0 to {config.devices.number - 1}")
-    method = load_method(config.method_file or config.method)
+    refuse_reference(config.method_file, "method")
+    method = load_method(config.method)
     data = choose_data(own.data, config.data, data_root, config.seed)
     experiment = start_experiment(build_population(config, method, data, own.family, own.task, own.initial))
     experiment.restore(open_newest(folder, partial(restore_from, folder, experiment)))

@@ -95,7 +95,8 @@ class App:
             raise FleetError(f"this device's inputs have shape {data.shape}, but the fleet's have {tuple(inputs)}")
         shard = np.arange(len(data.y), dtype=np.int64)
         examples = self.own_test_data(node, config) if config.evaluation.own else None
-        test = None if examples is None else _check_data(examples, classes)
+        has_test = examples is not None and torch.as_tensor(examples[1]).numel() > 0
+        test = _check_data(examples, classes) if examples is not None and has_test else None
         x_test, y_test = (take(data.x, slice(0)), data.y[:0]) if test is None else (test.x, test.y)
         test_shard = np.arange(len(y_test), dtype=np.int64)
         return replace(data, x_test=x_test, y_test=y_test, shards=(shard,), test_shards=(test_shard,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ class Line(nn.Module):
         return [self.w * x]
 
 
-def half_square(logits: list[Tensor], targets: Tensor) -> Tensor:
+def half_square(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
     return (logits[-1] - targets).square().mean() / 2
 
 
@@ -76,7 +76,7 @@ def loss_function(module: nn.Module, batch: Batch) -> Callable[[Tensor], Tensor]
     def loss(vector: Tensor) -> Tensor:
         parts = torch.split(vector, [shape.numel() for shape in sizes.values()])
         named = {name: part.view(shape) for (name, shape), part in zip(sizes.items(), parts, strict=True)}
-        h = torch.tanh(batch[0] @ named["body.weight"].T + named["body.bias"])  # type: ignore[operator]
+        h = torch.tanh(batch[0] @ named["body.weight"].T + named["body.bias"])
         g = torch.tanh(h @ named["deep.weight"].T + named["deep.bias"])
         exits = [h @ named["exit.weight"].T + named["exit.bias"], g @ named["top.weight"].T + named["top.bias"]]
         return torch.stack([functional.cross_entropy(z, batch[1]) for z in exits]).sum()
@@ -100,7 +100,7 @@ def test_hessian_free_against_the_exact_hessian() -> None:
     w = flat(module)
     inner = torch.func.grad(first)(w)
     outer = torch.func.grad(second)(w - ALPHA * inner)
-    hessian = torch.autograd.functional.hessian(third, w)
+    hessian = torch.func.hessian(third)(w)
     HessianFree(ALPHA, delta=1e-4).compute(loss_of, batches)
     torch.testing.assert_close(flat_gradient(module), outer - ALPHA * hessian @ outer, rtol=0, atol=1e-8)
     assert (ALPHA * hessian @ outer).norm() > 1e-3
@@ -156,7 +156,7 @@ def test_prototypes_by_hand() -> None:
         return [h, torch.tanh(h @ weights["deep.weight"].T + weights["deep.bias"])]
 
     total = torch.zeros((), dtype=torch.float64)
-    for one, query in zip(features(x), features(z[kept]), strict=True):  # type: ignore[arg-type]
+    for one, query in zip(features(x), features(z[kept]), strict=True):
         means = torch.stack([one[y == c].mean(0) for c in (0, 1)])
         distances = torch.cdist(query, means).square()
         total = total + functional.cross_entropy(-distances, t[kept])
