@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -38,7 +38,8 @@ class FixedPoint:
     def of(self, vector: Tensor) -> Tensor:
         """Returns packed weights as whole numbers of steps."""
         whole = vector.to(torch.float64, copy=True).mul_(self.steps).round_()
-        low, high = whole.aminmax()
+        # With one step for all weights, those furthest from zero can be found in the vector, which is half as large.
+        low, high = whole.aminmax() if isinstance(self.steps, Tensor) else self._scale(vector.aminmax())
         if bool(torch.maximum(-low, high) > self.most):
             whole.clamp_(-self.most, self.most)
             if not self.warned:
@@ -47,6 +48,9 @@ class FixedPoint:
                 warnings.warn(f"weights beyond ±{bound} are clipped to it in the all-devices average", stacklevel=2)
         return whole.long()
 
+    def _scale(self, extremes: Sequence[Tensor]) -> list[Tensor]:
+        return [extreme.double().mul_(self.steps).round_() for extreme in extremes]
+
     def mean(self, total: Tensor) -> Tensor:
         """Returns the mean over all devices of weights whose sum is `total`, in float64."""
-        return total.double() / self.devices / self.steps
+        return total.double().div_(self.devices).div_(self.steps)

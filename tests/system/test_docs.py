@@ -135,7 +135,8 @@ def test_the_tutorial_has_the_commands_that_fleet_init_prints() -> None:
     from fedhen.fleet.new_project import make_instructions
     from fedhen.fleet.project import FleetProject
 
-    printed = make_instructions(FleetProject(Path("my-fleet"), "127.0.0.1:8000"), {"simple": 1, "complex": 1})
+    project = FleetProject(Path("my-fleet"), "127.0.0.1:8001", public="127.0.0.1:8000")
+    printed = make_instructions(project, {"simple": 1, "complex": 1})
     told = section((ROOT / "docs" / "fleet.md").read_text(), "instructions")
     assert told.splitlines()[1:-1] == printed.splitlines()[2:]
 

@@ -29,11 +29,11 @@ class LossOf(nn.Module):
         precision: Precision = FULL,
     ) -> None:
         super().__init__()
-        self.module, self.objective, self.mask, self.precision = module, objective, mask, precision
+        self.module, self.objective, self.mask, self.autocast = module, objective, mask, precision.autocast()
 
     def forward(self, inputs: Inputs, targets: Tensor) -> Tensor:
         # Within one call: the exits of some modules are computed when the objective reads them.
-        with self.precision.autocast():
+        with self.autocast:
             return self.objective(self.mask(call_module(self.module, inputs)), targets)
 
 

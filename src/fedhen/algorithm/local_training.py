@@ -100,7 +100,10 @@ def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
     """Scales gradients to a total norm of at most `max_norm`: `nn.utils.clip_grad_norm_`, to the bit."""
     if gradients:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        # Nothing changes if it is 1. On a GPU, reading it would take longer than the product. A NaN is not 1.
+        if scale.is_cuda or scale.item() != 1.0:
+            torch._foreach_mul_(gradients, scale)
 
 
 def apply_correction(module: nn.Module, correction: Correction) -> None:

@@ -56,7 +56,7 @@ class PrototypeLoss:
 
     def compute(self, loss_of: LossOf, batches: Sequence[Batch]) -> Tensor:
         (inputs, labels), (others, targets) = batches
-        with loss_of.precision.autocast():
+        with loss_of.autocast:
             support, queries = read_features(loss_of.module, inputs), read_features(loss_of.module, others)
         known = torch.bincount(labels, minlength=self.classes)[targets] > 0
         if known.any():

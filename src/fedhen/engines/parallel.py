@@ -40,7 +40,7 @@ class ParallelDevices:
     def __post_init__(self) -> None:
         for tier in self.server:
             # Before workers are forked, so that they need not build it again.
-            self.sequential.built_module(tier)
+            self.sequential.modules.original(tier)
         self.tiers = list(self.server)
         self.models = make_shared_vectors(self.server)
         """Tier -> the model that is sent in a round, packed, in memory that all workers share."""

@@ -20,7 +20,7 @@ from fedhen.runs.layout import LOCAL
 
 @dataclass(frozen=True)
 class PersonalModels:
-    """Makes models of single devices. Test data plays no part."""
+    """Makes models of single devices, each of which is valid until the next. Test data plays no part."""
 
     devices: SequentialDevices
 
@@ -29,7 +29,7 @@ class PersonalModels:
         population, personal = self.devices.population, self.devices.population.personal
         server, occasion = models[population.tier_of[device]], Occasion(round_number, device, ("adaptation",))
         kept = self.read_kept(device)
-        module = self.devices.copy_module(population.tier_of[device])
+        module = self.devices.modules.take(population.tier_of[device])
         load_weights(module, {**server, **kept})
         phases = personal.adaptation if kept else personal.newcomers
         self.devices.train_phases(module, phases, occasion, pulled_to=server)
@@ -57,7 +57,7 @@ class PersonalModels:
     def make_local(self, initial: TierModels, device: int) -> nn.Module:
         """Returns a model that was trained on the device's data alone."""
         population = self.devices.population
-        module, config = self.devices.copy_module(population.tier_of[device]), population.config
+        module, config = self.devices.modules.take(population.tier_of[device]), population.config
         load_weights(module, initial[population.tier_of[device]])
         phase = Phase(ALL, config.evaluation.local_epochs, lr=config.training.lr)
         self.devices.train_phases(module, (phase,), Occasion(0, device, (LOCAL,)))

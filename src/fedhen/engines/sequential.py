@@ -1,13 +1,12 @@
 """The sequential engine: trains the active devices one after the other. All other engines are compared with it.
 
-On a CPU a device trains with `runtime.threads` torch threads, in a fresh copy of its tier's module. So its result
+On a CPU a device trains with `runtime.threads` torch threads, in its tier's module as it was built. So its result
 depends on the round, the device and what it was sent, and not on the process or on what was trained before.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from fedhen.data.inputs import Inputs
 from fedhen.devices.population import COPY, Population
 from fedhen.devices.population import PART as KEPT_PART
 from fedhen.devices.state_store import StateStore
+from fedhen.engines.module_copies import ModuleCopies
 from fedhen.hardware.threads import threads_per_worker, torch_threads
 from fedhen.models.family import load_weights
 from fedhen.models.image_layout import apply_image_layout, fast_convolutions
@@ -63,8 +63,10 @@ class SequentialDevices:
     population: Population
     memory: StateStore = field(default_factory=StateStore)
     """Device -> what it keeps between its rounds (`Population.state_like`), if it has trained."""
-    modules: dict[str, nn.Module] = field(default_factory=dict)
-    """Tier -> the module as it was built. Every device trains in a copy."""
+
+    def __post_init__(self) -> None:
+        # Without a reference to this object: a cycle would keep all devices' states until the next garbage collection.
+        self.modules = ModuleCopies(partial(build_module, self.population))
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15, one device after the other."""
@@ -83,7 +85,7 @@ class SequentialDevices:
     def train_locally(self, round_number: int, device: int, sent: Sent, context: LocalContext) -> LocalResult:
         """Trains one device (Alg. 2). Raises whatever its training raises."""
         population, tier = self.population, self.population.tier_of[device]
-        module = self.copy_module(tier)
+        module = self.modules.take(tier)
         load_weights(module, {**sent.models[tier], **strip_prefix(KEPT_PART, context.memory)})
         correction, training = population.local.correction(context), population.config.training
         optimizer = make_optimizer(training, self.lr(round_number), correction.decay)
@@ -92,9 +94,9 @@ class SequentialDevices:
         occasion = Occasion(round_number, device)
         loss, steps = self.train_phases(module, population.personal.training, occasion, correction, optimizer)
         trained = module.state_dict()
-        weights = {n: trained[n].contiguous() for n in population.holdings[tier].shapes}
-        part = population.holdings[tier].personal if population.personal.keeps_part else ()
-        kept = {KEPT_PART + name: trained[name].contiguous() for name in part}
+        weights = take_copies(trained, population.holdings[tier].shapes)
+        part = take_copies(trained, population.holdings[tier].personal if population.personal.keeps_part else ())
+        kept = {KEPT_PART + name: tensor for name, tensor in part.items()}
         copied = self.train_copy(occasion, sent.models[tier], context.memory)
         return LocalResult(weights, loss, steps, {**optimizer.keep(like), **kept, **copied})
 
@@ -102,11 +104,10 @@ class SequentialDevices:
         """Trains the copy that the device keeps beside the server's model, and returns it; nothing without a copy."""
         if not (phases := self.population.personal.copy):
             return {}
-        module = self.copy_module(self.population.tier_of[occasion.device])
+        module = self.modules.take(self.population.tier_of[occasion.device])
         load_weights(module, {**model, **strip_prefix(COPY, memory)})
         self.train_phases(module, phases, occasion._replace(purpose=("copy",)), pulled_to=model)
-        trained = module.state_dict()
-        return {COPY + name: trained[name].contiguous() for name in model}
+        return {COPY + name: tensor for name, tensor in take_copies(module.state_dict(), model).items()}
 
     def train_phases(
         self,
@@ -258,32 +259,28 @@ class SequentialDevices:
             name: self.population.data.present(device) for name in weights if name in self.population.family.outputs
         }
 
-    def copy_module(self, tier: str) -> nn.Module:
-        """Returns a module for one device, so that changes within the module do not reach the next device."""
-        try:
-            return copy.deepcopy(self.built_module(tier))
-        except Exception:
-            # Some modules cannot be copied, such as those with torch's older weight_norm.
-            return self.build_module(tier)
-
-    def built_module(self, tier: str) -> nn.Module:
-        if tier not in self.modules:
-            self.modules[tier] = self.build_module(tier)
-        return self.modules[tier]
-
     def unsaved_buffers(self, tier: str) -> Weights:
         """Returns the buffers that a module does not save. Every device starts with their initial values."""
-        module = self.built_module(tier)
+        module = self.modules.original(tier)
         saved = module.state_dict()
         return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
 
     def build_module(self, tier: str) -> nn.Module:
-        """Builds the module of that tier, always with the same weights."""
-        population, data = self.population, self.population.data
-        with seeds.randomness(population.config.seed, "initial weights"):
-            module = population.family.build(tier).to(data.device)
-        load_weights(module, population.fixed.get(tier, {}))
-        return apply_image_layout(module, data.sample()[0], population.precision, population.config.training.batch_size)
+        return build_module(self.population, tier)
+
+
+def build_module(population: Population, tier: str) -> nn.Module:
+    """Builds the module of that tier, always with the same weights."""
+    data = population.data
+    with seeds.randomness(population.config.seed, "initial weights"):
+        module = population.family.build(tier).to(data.device)
+    load_weights(module, {**population.fixed.get(tier, {}), **population.unsent.get(tier, {})})
+    return apply_image_layout(module, data.sample()[0], population.precision, population.config.training.batch_size)
+
+
+def take_copies(weights: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
+    """Returns copies of these weights, since the next device trains in the same module."""
+    return {name: weights[name].clone(memory_format=torch.contiguous_format) for name in names}
 
 
 def strip_prefix(prefix: str, kept: Mapping[str, Tensor]) -> Weights:

@@ -7,7 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
@@ -18,25 +18,33 @@ from fedhen.fleet.client import FleetClient
 from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
 from fedhen.fleet.server import FleetRun, play
 
+EXAMPLES = "examples"
+"""The record of Flower's context with the number of the device's examples. It stays on the node."""
+
 
 def client_app(app: App) -> ClientApp:
-    """Builds the app of the nodes. Flower starts it for every message."""
+    """Builds the app of the nodes. Flower's own nodes start it for every message, those of fedhen once."""
     client = ClientApp()
+    clients: dict[tuple[object, ...], FleetClient] = {}
+
+    def find_client(context: Context) -> FleetClient:
+        key = (context.node_id, *sorted(context.node_config.items()))
+        return clients.setdefault(key, FleetClient(app, context.node_config, context.node_id))
 
     @client.query()
     def query(message: Message, context: Context) -> Message:
-        node = FleetClient(app, context.node_config, context.node_id)
-        return Message(node.identify(message.content), reply_to=message)
+        return Message(find_client(context).identify(message.content), reply_to=message)
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
-        node = FleetClient(app, context.node_config, context.node_id)
-        return Message(node.train(message.content), reply_to=message)
+        node = find_client(context)
+        answer = node.train(message.content)
+        context.state[EXAMPLES] = ConfigRecord({"count": node.warm.count_examples()})
+        return Message(answer, reply_to=message)
 
     @client.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        node = FleetClient(app, context.node_config, context.node_id)
-        return Message(node.evaluate(message.content), reply_to=message)
+        return Message(find_client(context).evaluate(message.content), reply_to=message)
 
     return client
 

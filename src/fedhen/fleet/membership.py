@@ -25,6 +25,8 @@ from fedhen.runs.layout import FLEET
 
 IDENTIFY_TIMEOUT_SECONDS = 120.0
 """A node that has not answered by then is asked again."""
+MOST_ASKED = 64
+"""Number of nodes that are asked at a time."""
 SETTLE_SECONDS = 2.0
 """A fleet that is large enough is complete if no node has joined for this long."""
 
@@ -90,6 +92,8 @@ class Membership:
         self.online = frozenset(self.grid.get_node_ids())
         now, timeout = time.monotonic(), IDENTIFY_TIMEOUT_SECONDS
         new = [n for n in self.online - self.identities.keys() if now - self.asked_at.get(n, -timeout) >= timeout]
+        # Hundreds of answers at once would be late, and then be asked for again.
+        new = new[: max(0, MOST_ASKED - len(self.messages.waiting))]
         self.asked_at |= dict.fromkeys(new, now)
         question = wire_format.pack_question(self.config_text)
         self.messages.send([(node, Message(question, node, MessageType.QUERY, ttl=timeout)) for node in new])

@@ -354,6 +354,15 @@ def test_local_training_stands_beside_after_the_last_round() -> None:
     assert plain[-1]["own"]["local"]["simple"] == records[1]["own"]["local"]["simple"]
 
 
+def test_an_exit_that_never_travels_is_the_same_on_every_device() -> None:
+    """Else the shared body would learn for two random exits at once: the simple exit is in both tiers' models."""
+    run, _ = digits("personal.name=fedbabu", "rounds=1", "evaluation.every=1", "personal.adapt_epochs=0")
+    devices = SequentialDevices(run.population)
+    simple, complex_ = (devices.build_module(tier).state_dict() for tier in ("simple", "complex"))
+    assert torch.equal(simple["exits.2.2.weight"], complex_["exits.2.2.weight"])
+    assert torch.equal(run.complete_models()["server"]["simple"]["exits.2.2.weight"], simple["exits.2.2.weight"])
+
+
 def test_an_exit_or_all_exits_are_personal() -> None:
     """A complex device of FedHeN has two exits; a simple one has one."""
     for part, exits in (("exit", {"4"}), ("exits", {"2", "4"})):
