@@ -22,7 +22,7 @@ pytestmark = pytest.mark.fleet
 
 SETTINGS = {
     "finetune": ["evaluation.own=true", "personal.adapt_epochs=1"],
-    "fedper": ["evaluation.own=true", "evaluation.devices=false", "devices.held_out=0.34", "devices.active=3"],
+    "fedper": ["evaluation.own=true", "evaluation.devices=false"],
     "fedrep": ["evaluation.own=true", "evaluation.devices=false", "wire.up=topk", "wire.keep=0.2"],
     "fedbabu": ["evaluation.own=true", "personal.adapt_epochs=1"],
     "ditto": ["evaluation.own=true", "personal.adapt_epochs=1", "local.name=scaffold"],

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhen.cli import fleet_node, fleet_server
+from fedhen.cli import fleet_node, fleet_operator, fleet_server
 from fedhen.cli.options import (
     add_method_options,
     add_recipe,
@@ -77,6 +77,7 @@ def add_commands(commands: Any) -> None:
     run.add_argument("--quiet", action="store_true", help="show no progress")
     run.set_defaults(run=run_command)
     fleet_server.add_commands(within)
+    fleet_operator.add_commands(within)
     fleet_node.add_commands(within)
     up = within.add_parser("up", help="run a whole fleet on this machine", epilog=UP_EXAMPLES, formatter_class=look)
     add_recipe(up, "digits")
@@ -152,18 +153,23 @@ def follow_run(superlink: SuperLinkClient, config: Config, run: Path, options: a
     """Starts a run and shows its rounds. Stops the run if this process is interrupted."""
     from fedhen.fleet.follow import follow, last_round, read_finished_rounds
     from fedhen.fleet.project import run_line
+    from fedhen.fleet.status import note_run
 
+    lines = fleet_operator.RunLines(superlink.project, run, config.devices.number, options.quiet)
     resume_command, after = run_line(superlink.project.path, run), last_round(run)
     with stop_on_first_signal() as first:
         # Until its number is known, the run could not be stopped.
         first.held = True
+        lines.begin()
         number = superlink.start(config, run, options.resume is not None)
         try:
             first.release()
+            note_run(superlink.project, run, number)
             with make_display({config.method: config.rounds}, find_metric(config), options.quiet) as shown:
                 shown.start(RunInfo(config.method, config.rounds, after, run))
-                for record, timing in follow(superlink, number, run, after, config.rounds, resume_command):
+                for record, timing in follow(superlink, number, run, after, config.rounds, resume_command, lines.look):
                     shown.round(record, timing)
+                    lines.tell_round(record)
         except RunStopped as stop:
             message = stop_run(superlink, number)
             # Before its first round and after its last there is nothing to resume.

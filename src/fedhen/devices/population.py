@@ -81,6 +81,17 @@ class Population:
         found = None if counted is None else counted.flatten(1).any(1).cpu().numpy()
         return None if found is None or found.all() else found
 
+    @property
+    def tier_sizes(self) -> dict[str, int]:
+        """Tier -> the number of its devices that train."""
+        training = [tier for device, tier in enumerate(self.tier_of) if device not in self.held_out]
+        return {tier: training.count(tier) for tier in self.config.tiers}
+
+    def with_devices(self, tier_of: Sequence[str], examples: Sequence[int]) -> Population:
+        """Returns the population with these devices, each of a tier and with a number of examples."""
+        omega = compute_omega(examples, tier_of, self.method.pools(tuple(self.config.tiers)))
+        return replace(self, tier_of=tier_of, examples=examples, omega=omega)
+
     def cost(self, device: int) -> int:
         """How long a device trains, in parameters times examples."""
         training = self.config.training

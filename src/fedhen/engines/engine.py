@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,7 @@ from fedhen.engines.scoring import Score, Scoring
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.engines.sharded import ShardedDevices
 from fedhen.engines.worker_pool import can_fork
+from fedhen.errors import ConfigError
 from fedhen.hardware.threads import worker_count
 from fedhen.params import TierModels
 
@@ -38,6 +40,11 @@ class EngineParts:
     ranks: Ranks
 
 
+def refuse_to_grow(population: Population) -> None:
+    """The engines that plan for all devices before the first round: only fleets have devices that join later."""
+    raise ConfigError("devices can only join with runtime.engine=plain")
+
+
 @dataclass(frozen=True)
 class Engine:
     """Trains devices and scores models. `workers` are the processes to stop after the last round."""
@@ -46,6 +53,8 @@ class Engine:
     score: Score
     score_own: ScoreOwn
     workers: AbstractContextManager[object] = field(default_factory=nullcontext)
+    admit: Callable[[Population], None] = refuse_to_grow
+    """Takes the population of the next round if devices have joined."""
 
 
 def choose_engine(start: EngineParts) -> Engine:
@@ -61,7 +70,7 @@ def choose_engine(start: EngineParts) -> Engine:
 
 def make_plain_engine(start: EngineParts) -> Engine:
     """Returns the engine that trains and scores one after the other."""
-    return Engine(start.plain, start.scoring, OwnModels(start.plain, start.scoring).score)
+    return Engine(start.plain, start.scoring, OwnModels(start.plain, start.scoring).score, admit=start.plain.admit)
 
 
 def choose_fast_engine(start: EngineParts) -> Engine:

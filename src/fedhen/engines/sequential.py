@@ -73,6 +73,10 @@ class SequentialDevices:
         for device in active:
             yield self.attempt(round_number, device, sent)
 
+    def admit(self, population: Population) -> None:
+        """Takes the population of the next round, with devices that have joined."""
+        self.population = population
+
     def attempt(self, round_number: int, device: int, sent: Sent, result: LocalResult | None = None) -> Reply:
         """Trains one device (Alg. 2), or takes the result of a training elsewhere. Turns its error into a Failure."""
         try:

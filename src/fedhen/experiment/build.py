@@ -25,6 +25,7 @@ from fedhen.data.partitions import deal, deal_tests, hold_out
 from fedhen.data.storage import data_root
 from fedhen.devices.personal_choice import choose_held_out
 from fedhen.devices.population import Population, assign_tiers, check_task, compute_omega, make_population
+from fedhen.devices.roster import ConstantRoster, Roster
 from fedhen.devices.state_store import make_stores
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.engines.engine import Engine, EngineParts, choose_engine, make_scoring_module
@@ -196,11 +197,12 @@ def start_experiment(
     ranks: Ranks = ALONE,
     engine: Callable[[EngineParts], Engine] = choose_engine,
     noise_key: Key | None = None,
+    roster: Callable[[Population], Roster] = ConstantRoster,
 ) -> Experiment:
     """Sets up the state before the first round: initial models, memories, stores, and the engine."""
     config, data = population.config, population.data
     check_promise(config, population.family, own_sampler=activate is not None)
-    where, sizes = data.device, config.training_sizes()
+    where, sizes = data.device, population.tier_sizes
     initial = {name: tensor.to(where) for name, tensor in population.family.initial(config.seed).items()}
     server = {tier: select(initial, holding.shapes) for tier, holding in population.holdings.items()}
     fixed = {tier: select(initial, holding.fixed) for tier, holding in population.holdings.items()}
@@ -234,6 +236,7 @@ def start_experiment(
         moments=optimizer.start(server, {t: holding.learned for t, holding in population.holdings.items()}),
         memory=memory,
         ranks=ranks,
+        roster=roster(population),
     )
 
 

@@ -16,6 +16,7 @@ from fedhen.algorithm.sampling import Activate
 from fedhen.algorithm.server_optimizers import TAKE_AVERAGE, ServerOptimizer
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population
+from fedhen.devices.roster import Roster
 from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.engines.engine import Engine
@@ -44,6 +45,7 @@ class Experiment:
     population: Population
     engine: Engine
     activate: Activate
+    roster: Roster
     server: TierModels
     memories: Memories
     last_models: ReportedModels
@@ -94,6 +96,7 @@ class Experiment:
             self.population.local,
             self.optimizer,
             self.ranks,
+            self.begin,
         )
         self.end_if_spent()
         numbers = range(self.played + 1, 1 + (self.played if self.standing.reason else self.config.rounds))
@@ -119,6 +122,30 @@ class Experiment:
             if self.standing.reason:
                 return
             began = time.perf_counter()
+
+    def begin(self, number: int, memories: Memories) -> Memories:
+        """Takes in the devices that join before a round. Returns the mean of the memories with theirs."""
+        before = self.population
+        if not self.take_devices(self.roster.begin(number)):
+            return memories
+        now, pools = self.population, self.population.method.pools
+        # ω of all devices of a tier changes by the same factor, so the first of them is as good as any.
+        growth = {t: now.omega[d] / before.omega[d] for t in self.server for d in [before.tier_of.index(t)]}
+        return memories.admit(now.tier_sizes, pools, now.local, growth)
+
+    def reopen(self, played: int) -> None:
+        """Returns to the devices that there were after a round that was played before, to restore its state."""
+        if self.take_devices(self.roster.reopen(played)):
+            self.memories = replace(self.memories, tier_sizes=self.population.tier_sizes)
+
+    def take_devices(self, population: Population) -> bool:
+        """Takes the population of the next round. Returns whether its devices are others than before."""
+        if list(population.tier_of) == list(self.population.tier_of):
+            return False
+        self.population = population
+        self.engine.admit(population)
+        self.last_models.admit(population.tier_of)
+        return True
 
     def score(self, number: int) -> dict[str, Any]:
         """Scores the models of an evaluated round, and judges whether the run goes on."""

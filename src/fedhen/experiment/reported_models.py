@@ -22,6 +22,8 @@ class ReportedModels(Protocol):
     rows: StateStore
     """The last model of each device that has trained on this rank."""
 
+    def admit(self, tier_of: Sequence[str]) -> None: ...
+
     def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None: ...
 
     def restore(self, device: int, vector: Tensor | None) -> None: ...
@@ -34,6 +36,9 @@ class NoReportedModels:
 
     def __init__(self) -> None:
         self.rows = StateStore()
+
+    def admit(self, tier_of: Sequence[str]) -> None:
+        pass
 
     def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
         pass
@@ -76,15 +81,22 @@ class AllDevicesAverage:
         held_out: Collection[int] = (),
     ) -> None:
         self.initial, self.ranks = initial, ranks
-        self.tier_of = tier_of
         self.rows = StateStore() if rows is None else rows
-        sizes = Counter(tier for device, tier in enumerate(tier_of) if device not in held_out)
-        self.fixed = {tier: FixedPoint(weights, sizes[tier]) for tier, weights in initial.items()}
-        self.start = {tier: self.fixed[tier].of(pack(weights)) for tier, weights in initial.items()}
-        self.moved = {tier: torch.zeros_like(start) for tier, start in self.start.items()}
-        """Tier -> the sum, over the rows on this rank, of the difference from the initial model."""
+        self.held_out = held_out
         self.trained: set[str] = set()
         """The tiers that have a device that has trained, on any rank."""
+        self.admit(tier_of)
+
+    def admit(self, tier_of: Sequence[str]) -> None:
+        """Counts these devices from now on. Those that have joined count with the initial model."""
+        self.tier_of = tier_of
+        sizes = Counter(tier for device, tier in enumerate(tier_of) if device not in self.held_out)
+        self.fixed = {tier: FixedPoint(weights, sizes[tier]) for tier, weights in self.initial.items()}
+        self.start = {tier: self.fixed[tier].of(pack(weights)) for tier, weights in self.initial.items()}
+        self.moved = {tier: torch.zeros_like(start) for tier, start in self.start.items()}
+        """Tier -> the sum, over the rows on this rank, of the difference from the initial model."""
+        for device in self.rows:
+            self.moved[tier_of[device]] += self._before(device) - self.start[tier_of[device]]
 
     def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
         """Stores a round's trained models. A device that was left out keeps its old row.

@@ -127,6 +127,8 @@ class RunStart:
             if is_finished(self.folder, config):
                 return {"finished": True, "saved": None}
             plan = None if self.how.restart else self.open_newest()
+            if plan is None:
+                self.experiment.reopen(0)
         checkpoint_files.discard_later(self.place, after=plan["played"] if plan else 0)
         return {"finished": False, "saved": plan}
 
@@ -164,6 +166,7 @@ class RunStart:
             self.compare_versions(about["versions"])
         except (KeyError, TypeError, AttributeError):
             raise DamagedCheckpoint("its manifest is malformed") from None
+        self.experiment.reopen(number)
         plan = checkpoint_state.check_checkpoint(saved, self.experiment.state())
         self.saved, self.records = saved, self.read_records(number)
         if read_rule(about["config"]) != describe_rule(self.experiment.config):

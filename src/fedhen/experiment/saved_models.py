@@ -28,6 +28,7 @@ from fedhen.fileio.untrusted import PARSE_ERRORS, check_int
 from fedhen.models.model_files import SavedModel, make_saved_model, model_path, read_model, save_models
 from fedhen.params import TierModels, Weights, count_elements, packed_type
 from fedhen.runs.folders import find_config
+from fedhen.runs.joined import read_joined
 from fedhen.runs.layout import BEST, MODEL_OWNERS, MODELS, MOMENTS
 from fedhen.runs.reader import read_summary
 from fedhen.runs.records import Summary
@@ -203,6 +204,7 @@ class CheckpointModels:
     def average(self, tier: str, initial: Weights) -> Weights:
         """Returns the average of the last models of a tier's devices."""
         tier_of, kind = self.config.tier_of_devices(), TensorSpec((count_elements(initial),), packed_type(initial))
+        tier_of += read_joined(self.folder, len(tier_of), self.round)
 
         def rows() -> Iterator[Tensor]:
             for device, _ in self.saved.manifest[STORES]["rows"]:

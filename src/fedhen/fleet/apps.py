@@ -15,7 +15,8 @@ from fedhen.config import toml
 from fedhen.errors import FedhenError, FleetError, one_line
 from fedhen.fleet.app import App
 from fedhen.fleet.client import FleetClient
-from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
+from fedhen.fleet.delivery import ACTION, accept, deliver
+from fedhen.fleet.run_settings import CONFIG, DELIVER, RESUME, RUN
 from fedhen.fleet.server import FleetRun, play
 
 EXAMPLES = "examples"
@@ -46,6 +47,11 @@ def client_app(app: App) -> ClientApp:
     def evaluate(message: Message, context: Context) -> Message:
         return Message(find_client(context).evaluate(message.content), reply_to=message)
 
+    @client.query(ACTION)
+    def deliver_model(message: Message, context: Context) -> Message:
+        node = FleetClient(app, context.node_config, context.node_id)
+        return Message(accept(message.content, node.state), reply_to=message)
+
     return client
 
 
@@ -58,10 +64,13 @@ def server_app(app: App) -> ServerApp:
         warnings.showwarning = _print_message
         # httpx logs a line for every request.
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        settings = {key: context.run_config.get(key) for key in (CONFIG, RUN, RESUME)}
+        settings = {key: context.run_config.get(key) for key in (CONFIG, RUN, RESUME, DELIVER)}
         if not settings[CONFIG] or not settings[RUN]:
             raise FleetError("this app is started by `fedhen fleet run`")
         config, run = toml.parse_toml(str(settings[CONFIG])), Path(str(settings[RUN]))
+        if settings[DELIVER]:
+            deliver(grid, str(settings[CONFIG]), run, context.run_id)
+            return
         fleet_run = FleetRun(config, run, bool(settings[RESUME]), context.run_id)
         try:
             for step in play(grid, app, fleet_run):

@@ -75,10 +75,14 @@ class FleetClient:
     warm: WarmDevice = field(default_factory=WarmDevice)
 
     def identify(self, content: RecordDict) -> RecordDict:
-        """Answers the server's question for this node's identity."""
-        config = toml.parse_toml(wire_format.read_question(content))
-        samples = self.app.count_samples(self.config, config)
-        return wire_format.pack_identity(Identity(self.tier, samples, self.name, int(self.config.get("device", -1))))
+        """Answers the server's question for this node's identity, or says why it has none."""
+        try:
+            config = toml.parse_toml(wire_format.read_question(content))
+            samples = self.app.count_samples(self.config, config)
+            identity = Identity(self.tier, samples, self.name, int(self.config.get("device", -1)))
+            return wire_format.pack_identity(identity)
+        except Exception as error:
+            return wire_format.pack_problem(describe_error(error))
 
     def train(self, content: RecordDict) -> RecordDict:
         """Trains the device for a round."""
@@ -103,9 +107,7 @@ class FleetClient:
             answer = work(order, toml.parse_toml(config_text)) if config_text else None
             return wire_format.pack_config_request() if answer is None else answer
         except Exception as error:
-            if not isinstance(error, FedhenError | Malformed):
-                error = FleetError(OUT_OF_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
-            return wire_format.pack_failure(one_line(str(error))[:MAX_ERROR_LENGTH])
+            return wire_format.pack_failure(describe_error(error))
 
     def find_config(self, order: Order) -> str | None:
         """Returns the configuration that an order carries or that is stored here. Returns None if there is neither."""
@@ -252,6 +254,14 @@ class FleetClient:
             return path.read_text(encoding="ascii").strip()
         except OSError as error:
             raise FleetError(f"the node cannot keep its state in {self.state}: {error.strerror}") from None
+
+
+def describe_error(error: Exception) -> str:
+    """Returns one line for the server's operator."""
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY
+    text = str(error) if isinstance(error, FedhenError | Malformed) else f"{type(error).__name__}: {error}"
+    return one_line(text)[:MAX_ERROR_LENGTH]
 
 
 def make_answer(update: Update, population: Population) -> Answer:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
-from fedhen import seeds
 from fedhen.algorithm.rounds import Sent
-from fedhen.algorithm.sampling import Activate
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.config import toml
 from fedhen.devices.population import Population
@@ -49,6 +47,10 @@ class FleetDevices:
         """Nodes that were sent the weights that no device trains."""
         self.merged: dict[int, int] | None = None
         """Device -> the last round whose update was merged. Read from the records only before the first round."""
+
+    def admit(self, population: Population) -> None:
+        """Takes the population of the next round, with devices that have joined."""
+        self.population = population
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15: sends orders to the active devices, and yields what becomes of each.
@@ -202,19 +204,3 @@ class FleetDevices:
         held = torch.zeros(data.classes, dtype=torch.bool, device=data.y.device)
         held[list(answer.present)] = True
         return {name: held for name in answer.weights if name in self.population.family.outputs}
-
-
-def make_fleet_sampler(draw: Activate, membership: Membership, seed: int, held_out: Collection[int] = ()) -> Activate:
-    """Builds the sampler of a fleet: it replaces each drawn device that is not connected by one that is and may train.
-
-    If all devices are connected, it samples as a simulation does.
-    """
-
-    def active(number: int, losses: Mapping[int, float]) -> list[int]:
-        membership.update()
-        drawn, there = draw(number, losses), set(membership.connected_devices())
-        others = [device for device in sorted(there) if device not in drawn and device not in held_out]
-        shuffled = seeds.stream(seed, "stand-ins", number).permutation(others).tolist()
-        return sorted(device if device in there else (shuffled.pop() if shuffled else device) for device in drawn)
-
-    return active

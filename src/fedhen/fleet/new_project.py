@@ -20,6 +20,7 @@ from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
 from fedhen.errors import FleetError
 from fedhen.fleet.project import DATA, NODES, FleetProject, fit_to_nodes, node_names, run_line
+from fedhen.fleet.services import write_services
 
 LAST_PORT = 65535
 
@@ -47,6 +48,7 @@ def create_project(project: FleetProject, config: Config, nodes: Mapping[str, in
     (project.path / NODES).mkdir()
     for name, shard in zip(node_names(nodes), shards, strict=True):
         _save(project.path / DATA / f"{name}.npz", data.inputs(torch.from_numpy(shard)), data.y[shard])
+    write_services(project.path, project.public, node_names(nodes))
     _save(project.path / DATA / "test.npz", data.test_inputs(slice(None)), data.y_test)
 
 

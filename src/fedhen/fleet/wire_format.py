@@ -24,6 +24,7 @@ from fedhen.algorithm.failures import MAX_ERROR_LENGTH
 from fedhen.errors import one_line
 from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error, parse_json
 from fedhen.params import SAFETENSORS_TYPES, Weights, count_bytes, is_finite
+from fedhen.version import VERSION
 
 FORMAT = 3
 WEIGHTS, SAFETENSORS, CONFIG_REQUEST = "weights", "safetensors", "config-request"
@@ -127,10 +128,30 @@ def read_question(content: RecordDict) -> str:
 
 
 def pack_identity(identity: Identity) -> RecordDict:
-    return RecordDict({"node": ConfigRecord({"format": FORMAT, **vars(identity)})})
+    return RecordDict({"node": ConfigRecord({"format": FORMAT, **vars(identity)}), "versions": pack_versions()})
+
+
+def pack_problem(error: str) -> RecordDict:
+    """Builds the reply of a node that cannot say what it is, with the reason."""
+    return RecordDict({"failure": ConfigRecord({"error": error}), "versions": pack_versions()})
+
+
+def pack_versions() -> ConfigRecord:
+    return ConfigRecord({"format": FORMAT, "fedhen": VERSION, "torch": str(torch.__version__)})
+
+
+def read_versions(content: RecordDict | str) -> Mapping[str, str]:
+    """Returns the versions of fedhen, torch and the protocol that a node reports; empty if it reports none."""
+    found = content.get("versions") if not isinstance(content, str) else None
+    if not isinstance(found, ConfigRecord):
+        return {}
+    return {name: one_line(str(found[name]))[:LONGEST_NAME] for name in ("fedhen", "torch", "format") if name in found}
 
 
 def read_identity(content: RecordDict) -> Identity:
+    if (other := read_versions(content).get("format", str(FORMAT))) != str(FORMAT):
+        raise Malformed(f"it speaks protocol {other}, and the server {FORMAT}: install fedhen {VERSION} there")
+    check_failure(content)
     values = _table(content, "node")
     try:
         identity = read_fields(Identity, values)
@@ -219,12 +240,17 @@ def pack_failure(error: str) -> RecordDict:
     return RecordDict({"failure": ConfigRecord({"error": error})})
 
 
-def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mapping[str, Tensor], classes: int) -> Answer:
-    """Reads a node's answer. Raises `Malformed` unless it has exactly the names, shapes and types that were sent."""
+def check_failure(content: RecordDict) -> None:
+    """Raises `Malformed` with a node's reason if it could not do what it was asked."""
     if "failure" in content:
         failure = content["failure"]
         error = failure.get("error") if isinstance(failure, ConfigRecord) else None
         raise Malformed(one_line(str(error))[:MAX_ERROR_LENGTH] or "it could not train")
+
+
+def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mapping[str, Tensor], classes: int) -> Answer:
+    """Reads a node's answer. Raises `Malformed` unless it has exactly the names, shapes and types that were sent."""
+    check_failure(content)
     needed, known = {"update", "model"}, {"update", "model", *(["change"] if change else [])}
     if odd := sorted((needed - content.keys()) | (content.keys() - known)):
         problem = "missing" if odd[0] in needed else "unexpected"

@@ -14,6 +14,7 @@ from fedhen.errors import CheckpointError, FedhenError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fileio.untrusted import PARSE_ERRORS
 from fedhen.runs.folders import find_config
+from fedhen.runs.joined import read_joined
 from fedhen.runs.layout import ENVIRONMENT, MODEL_OWNERS, ROUNDS, SUMMARY, TIMING
 from fedhen.runs.records import (
     ACCURACY,
@@ -55,6 +56,11 @@ class Run:
             damage=self.damage if min(len(self.rounds), len(self.timing)) < number else (),
             truncated_from=self.length,
         )
+
+    @cached_property
+    def joined(self) -> list[str]:
+        """The tiers of the devices that joined a real fleet after its run began; they have the next numbers."""
+        return read_joined(self.folder, self.settings.devices.number, len(self.rounds))
 
     @cached_property
     def settings(self) -> Settings:
