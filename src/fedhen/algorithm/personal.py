@@ -66,6 +66,8 @@ class Personal:
     """The same for a device that keeps nothing yet, in place of `adaptation`."""
     by_prototypes: bool = False
     """Whether models predict the class whose features on the device are nearest."""
+    makes_models: bool = True
+    """Whether there are personal models at all."""
 
     @property
     def keeps_part(self) -> bool:
@@ -76,11 +78,6 @@ class Personal:
     def keeps(self) -> bool:
         """Whether a device keeps weights from one of its rounds to the next."""
         return self.keeps_part or bool(self.copy)
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether there are personal models at all."""
-        return self.name != "none"
 
     @property
     def has_server_model(self) -> bool:
@@ -111,7 +108,7 @@ def adapt_phase(config: Config, trains: Which = ALL, pull: float = 0.0) -> Phase
 
 
 def no_personal(config: Config, classes: int) -> Personal:
-    return Personal("none", (train_phase(config),))
+    return Personal("none", (train_phase(config),), makes_models=False)
 
 
 def finetune(config: Config, classes: int) -> Personal:

@@ -100,7 +100,7 @@ def check_personal(config: Config) -> None:
             )
     if personal.order == "hessian-free" and personal.steps > 1:
         raise ConfigError("personal.order=hessian-free makes one inner step: set personal.steps=1, or order=full")
-    if personal.name == "fedrep" and not personal.body_epochs and config.local.name == "scaffold":
+    if not personal.body_epochs and config.local.name == "scaffold":
         raise ConfigError("local.name=scaffold needs steps of the shared weights: raise personal.body_epochs")
     if config.evaluation.local_epochs and not config.evaluation.own:
         raise ConfigError("evaluation.local_epochs needs evaluation.own=true, which scores on devices' test data")

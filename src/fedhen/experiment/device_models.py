@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from fedhen.algorithm.methods import load_method
+from fedhen.algorithm.personal import make_personal
 from fedhen.config import toml
 from fedhen.engines.personal_models import PersonalModels
 from fedhen.engines.sequential import SequentialDevices
@@ -28,7 +29,7 @@ def make_device_model(folder: Path, device: int, own: OwnParts, data_root: Path)
     """Returns the model of a device of a run, its card, and the round that it is of."""
     config = toml.read_toml(find_config(folder))
     refuse_fleet_run(folder)
-    if config.personal.name == "none":
+    if not make_personal(config).makes_models:
         raise ConfigError(f"{folder} has no personal models: load the model of a tier")
     if not 0 <= device < config.devices.number:
         raise ConfigError(f"device {device} is not in {folder}: its devices are 0 to {config.devices.number - 1}")

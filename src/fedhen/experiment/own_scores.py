@@ -26,7 +26,7 @@ def choose_owners(population: Population, number: int, is_last: bool) -> tuple[s
     is_due = is_last or not personal.has_server_model or bool(every and number % every == 0)
     return (
         *([SERVER] if personal.has_server_model else []),
-        *([PERSONAL] if personal.is_kept and is_due else []),
+        *([PERSONAL] if personal.makes_models and is_due else []),
         *([LOCAL] if config.evaluation.local_epochs and is_last else []),
     )
 
