@@ -101,7 +101,7 @@ class LightNode:
             try:
                 response = await self.http.send(built)
                 response.raise_for_status()
-                answer = kind()
+                answer: R = kind()
                 answer.ParseFromString(response.content)
                 return answer
             except httpx.HTTPError as error:

@@ -130,7 +130,11 @@ def make_upstream(address: str, ca: str, limits: Limits) -> httpx.AsyncClient:
         verify=ssl.create_default_context(cafile=ca),
         timeout=httpx.Timeout(limits.upstream_seconds, connect=5.0, pool=30.0),
         # All are kept: under load, new ones would cost more than the requests.
-        limits=httpx.Limits(limits.upstream_connections, limits.upstream_connections, keepalive_expiry=60.0),
+        limits=httpx.Limits(
+            max_connections=limits.upstream_connections,
+            max_keepalive_connections=limits.upstream_connections,
+            keepalive_expiry=60.0,
+        ),
         trust_env=False,
     )
 
