@@ -56,12 +56,16 @@ class RoundRecord:
     """Metric -> its values, for all metrics but accuracy."""
     own: DeviceValues = field(default_factory=dict)
     """The primary metric on each device's own test data; empty if it was not asked for."""
+    held_out: DeviceValues = field(default_factory=dict)
+    """The same for the devices that never train; empty if there are none."""
+    scored: str = ""
+    """"own models" if the server has no whole model, so that its scores are the means of the devices' own; else ""."""
     distance: dict[str, float] | None = None
     """Tier -> distance between its server model and the deepest tier's."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as it is written, without the keys that it leaves out."""
-        optional = ("failed", "late", "accuracy", "ensemble", "validation", "metrics", "own")
+        optional = ("failed", "late", "accuracy", "ensemble", "validation", "metrics", "own", "held_out", "scored")
         absent = [name for name in optional if not getattr(self, name)]
         absent += [name for name in ("bound", "epsilon", "distance") if getattr(self, name) is None]
         return {name: value for name, value in asdict(self).items() if name not in absent}
@@ -215,6 +219,13 @@ class LocalSettings:
 
 
 @dataclass(frozen=True)
+class PersonalSettings:
+    """[personal] of config.toml."""
+
+    name: str = "none"
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """[data] of config.toml."""
 
@@ -252,6 +263,7 @@ class Settings:
     """Tier -> share of the devices, shallowest first."""
     evaluation: EvaluationSettings = EvaluationSettings()
     local: LocalSettings = LocalSettings()
+    personal: PersonalSettings = PersonalSettings()
     data: DataSettings = DataSettings()
     devices: DevicesSettings = DevicesSettings()
     training: TrainingSettings = TrainingSettings()
