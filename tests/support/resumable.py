@@ -23,6 +23,11 @@ RUNS_TO_KILL = {
     "by loss and time": [
         *("devices.sampling=oort", "clock.profile=phones", "clock.spare_devices=1", "evaluation.every=3"),
     ],
+    "ditto": ["personal.name=ditto", "evaluation.every=60", "runtime.storage=disk", "checkpoint.rounds=3"],
+    "fedrep": [
+        *("personal.name=fedrep", "evaluation.own=true", "evaluation.devices=false", "evaluation.every=30"),
+        *("local.name=feddyn", "runtime.engine=fast"),
+    ],
 }
 """Name -> settings."""
 

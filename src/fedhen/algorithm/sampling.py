@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
 
@@ -140,6 +141,17 @@ def among_those_there(draw: Activate, times: Timetable, seed: int) -> Activate:
     def active(number: int, losses: Mapping[int, float]) -> list[int]:
         there = sorted(times.there(number))
         return replace_absent(draw(number, losses), there, seed, number) if there else []
+
+    return active
+
+
+def make_sampler_of(members: Sequence[int], devices: DevicesConfig, seed: int, tier_of: Sequence[str]) -> Activate:
+    """Makes the configured sampler for some of the devices, as if there were no others."""
+    draw = make_sampler(replace(devices, number=len(members)), seed, [tier_of[device] for device in members])
+
+    def active(number: int, losses: Mapping[int, float]) -> list[int]:
+        known = {place: losses[device] for place, device in enumerate(members) if device in losses}
+        return [members[place] for place in draw(number, known)]
 
     return active
 

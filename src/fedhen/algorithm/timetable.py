@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -19,3 +19,7 @@ class Timetable:
     """Round -> the devices that can be asked."""
     deadline: float = math.inf
     """Seconds after which a round ends."""
+
+    def without(self, devices: Collection[int]) -> Timetable:
+        """Returns the timetable in which these devices can never be asked."""
+        return replace(self, there=lambda number: {*self.there(number)} - {*devices}) if devices else self

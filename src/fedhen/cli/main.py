@@ -25,6 +25,7 @@ from fedhen.cli import (
     paper,
     plan,
     predict,
+    privacy,
     recipes,
     report,
     resume,
@@ -39,7 +40,7 @@ PURPOSES = {
     "train": (run, compare, resume, finish, centralised, plan),
     "look at results": (report, evaluate, paper, log),
     "models on devices": (export, predict),
-    "recipes and data": (recipes, data),
+    "recipes and data": (recipes, data, privacy),
     "fleets": (fleet,),
     "this machine": (bench, completion),
 }

@@ -24,6 +24,7 @@ from fedhen.data.inputs import list_tensors
 from fedhen.data.partitions import deal, deal_tests, hold_out
 from fedhen.data.storage import data_root
 from fedhen.devices.clock import make_clock
+from fedhen.devices.personal_choice import choose_held_out
 from fedhen.devices.population import Population, assign_tiers, check_task, compute_omega, make_population
 from fedhen.devices.roster import ConstantRoster, Roster
 from fedhen.devices.state_store import make_stores
@@ -160,7 +161,8 @@ def build_population(
     tier_of = assign_tiers(config)
     data = flip_labels(config.attack, data, tier_of)
     examples = [len(shard) for shard in data.shards]
-    omega = compute_omega(examples, tier_of, method.pools(tuple(config.tiers)))
+    held_out = choose_held_out(config, tier_of)
+    omega = compute_omega(examples, tier_of, method.pools(tuple(config.tiers)), held_out)
     return make_population(
         config,
         family,
@@ -206,7 +208,7 @@ def start_experiment(
     initial = {name: tensor.to(where) for name, tensor in population.family.initial(config.seed).items()}
     server = {tier: select(initial, holding.shapes) for tier, holding in population.holdings.items()}
     fixed = {tier: select(initial, holding.fixed) for tier, holding in population.holdings.items()}
-    population = replace(population, fixed=fixed)
+    population = replace(population, fixed=fixed).place_unsent(initial)
     mean = make_empty_memories(server, population)
     check_ranks_agree(config, data, {**server, **{f"fixed {tier}": w for tier, w in fixed.items()}}, ranks)
     states = {tier: population.state_like(tier, weights) for tier, weights in server.items()}
@@ -220,7 +222,7 @@ def start_experiment(
     )
     last_models: ReportedModels = NoReportedModels()
     if config.evaluation.devices:
-        last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
+        last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks, population.held_out)
     optimizer = make_server_optimizer(config.server)
     chosen = engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks))
     devices = silence(config, apply_attack(config.attack, chosen.devices, population.tier_of, config.seed))
@@ -228,7 +230,8 @@ def start_experiment(
     return Experiment(
         population=population,
         engine=replace(chosen, devices=devices if clock is None else ClockedDevices(devices, clock)),
-        activate=activate or choose_sampler(config, population.tier_of, clock.timetable if clock else None),
+        activate=activate
+        or choose_sampler(config, population.tier_of, population.held_out, clock.timetable if clock else None),
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,

@@ -62,7 +62,7 @@ class State:
         """Returns a state with the shapes of a saved one of that round. Plain values describe the last three."""
         parsed = parse_standing(standing, self.server, played)
         read = None if self.notes is None else parse_notes(notes, len(self.tier_of), played)
-        return replace(self, played=played, standing=parsed, ledger=self.ledger.expect(ledger), notes=read)
+        return replace(self, played=played, standing=parsed, ledger=self.ledger.expect(ledger, played), notes=read)
 
     def kinds(self, store: str) -> dict[str, TensorSpec]:
         """Returns tier -> shape and type of its devices' vectors on a store."""

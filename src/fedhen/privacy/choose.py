@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from fedhen.algorithm.sampling import Activate, make_sampler
+from fedhen.algorithm.sampling import Activate, make_sampler, make_sampler_of
 from fedhen.algorithm.timetable import Timetable
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population
@@ -32,7 +32,12 @@ def make_mechanism(
         contributed = find_contributed(population, server)
         return CentralPrivacy(
             config.server,
-            Ledger((0,), privacy.bound, shapes=noise_shapes(pools, server, contributed, bool(privacy.within))),
+            Ledger(
+                (0,),
+                privacy.bound,
+                shapes=noise_shapes(pools, server, contributed, bool(privacy.within)),
+                bands=privacy.separation,
+            ),
             accountant=make_accountant(config),
             holders=config.tier_sizes(),
             contributed=contributed,
@@ -72,9 +77,18 @@ def make_accountant(config: Config) -> Accountant:
     )
 
 
-def choose_sampler(config: Config, tier_of: Sequence[str], times: Timetable | None = None) -> Activate:
-    """Returns the configured sampler, which keeps the separation of a device's rounds, and asks spare devices too."""
+def choose_sampler(
+    config: Config, tier_of: Sequence[str], held_out: Collection[int] = (), times: Timetable | None = None
+) -> Activate:
+    """Returns the configured sampler. Held-out devices never train.
+
+    It keeps the separation of a device's rounds, and asks spare devices too.
+    """
     if config.privacy.separation > 1:
         return make_separated_sampler(config, tier_of)
     asked = replace(config.devices, active=config.devices.active + config.clock.spare_devices)
-    return make_sampler(asked, config.seed, tier_of, times)
+    if times is not None:
+        return make_sampler(asked, config.seed, tier_of, times.without(held_out))
+    if not held_out:
+        return make_sampler(asked, config.seed, tier_of)
+    return make_sampler_of([d for d in range(len(tier_of)) if d not in held_out], asked, config.seed, tier_of)
