@@ -13,6 +13,7 @@ from fedhen.cli.options import LOCALS
 from fedhen.cli.training import METHODS
 from fedhen.config.recipes import RECIPES
 from fedhen.config.validation import list_settings
+from fedhen.profiles.reading import list_shipped
 
 EXAMPLES = """\
 Add the line of your shell to its start-up file:
@@ -27,10 +28,11 @@ WORDS = {
     "M,M": METHODS,
     "L": LOCALS,
     "TASK": ("classification", "multi-label", "regression", "language-modelling", "segmentation"),
+    "PROFILE": tuple(list_shipped()),
     "KEY=VALUE": tuple(f"{key}=" for key, _ in list_settings()),
 }
 """What an option or an argument with this name in the help may be."""
-FILES = ("M", "TASK", "PATH", "FILE.py:NAME")
+FILES = ("M", "PROFILE", "TASK", "PATH", "FILE.py:NAME")
 """The names in the help of what may be a file, besides everything of type `Path`."""
 
 

@@ -80,6 +80,8 @@ def _show(batch: Batch, answer: Answer, classes: Sequence[str], as_json: bool) -
     if output.ndim == 3:  # a position for each token: the last one predicts what comes next
         ends = np.array(batch.lengths or [output.shape[1]] * len(output)) - 1
         output = output[np.arange(len(output)), ends]
+    if output.ndim != 2 or not output.shape[1]:
+        raise FedhenError(f"the model gives outputs of shape {output.shape[1:]}, which are no classes")
     shares = np.exp(output - output.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
     width = max(len(name) for name in batch.names)

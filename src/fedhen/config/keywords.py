@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
 from fedhen.config.settings import (
     CheckpointConfig,
     DataConfig,
@@ -48,6 +49,8 @@ class Settings(TypedDict, total=False):
     fleet: FleetConfig | Table
     stop: StopConfig | Table
     wire: WireConfig | Table
+    privacy: PrivacyConfig | Table
+    attack: AttackConfig | Table
     targets: Mapping[str, Sequence[float]]
     out: str | os.PathLike[str] | None
     """The old name of `run_dir`."""
