@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEANING = (
-    "An example leaves at the first exit that is sure enough. Scores of the server’s model, by `fedhen evaluate "
-    "--exits`. The threshold is the smallest without loss on one half of the test set, and is scored on the other."
+    "An example leaves at the first exit that is sure enough. Scores of the server’s model, as fedhen evaluate --exits "
+    "found them. The threshold is the smallest without loss on one half of the test set, and is scored on the other."
 )
 
 
@@ -49,7 +49,8 @@ class EarlyExits:
     def plots(self) -> tuple[Plot, ...]:
         metric, looks = self.comparison.metric, choose_looks(self.comparison.methods)
         unit = f", {metric.unit}" if metric.unit else ""
-        curves = [Curve(method, looks[method], self._line(method)) for method in self.comparison.methods]
+        known = filter(self._studies, self.comparison.methods)
+        curves = [Curve(method, looks[method], self._line(method)) for method in known]
         plot = Plot(
             title=f"{self.comparison.tiers[-1]} model",
             x_label="operations of an example, % of a pass through the whole model",
