@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     )
     command.add_argument("folder", type=Path, metavar="RUN|EXPORT", help="a run folder, or one that export wrote")
     command.add_argument("inputs", nargs="+", metavar="INPUT", help="images, folders, an .npy or .npz file, or text")
-    command.add_argument("--tier", metavar="TIER", help="the last exit of this tier's model")
+    command.add_argument("--tier", metavar="TIER", help="predict with the last exit of this tier's model")
     command.add_argument("--threshold", metavar="X", help="how sure an exit must be: 0 to 1, or never (default: 0.9)")
     command.add_argument("--int8", action="store_true", help="use an export's int8 file")
     command.add_argument("--json", action="store_true", help="print one JSON object for each input")
