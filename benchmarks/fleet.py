@@ -3,7 +3,7 @@
 python benchmarks/fleet.py [ROUNDS]
 
 The fleet trains the paper's CIFAR-10 model (11 million weights) on very few random images, so that training hardly
-counts. Then a bare Flower app without torch returns arrays of the same sizes unchanged.
+counts. Then a bare Flower app without torch returns arrays of the same sizes unchanged, on Flower's own nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import numpy as np
 
 from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
-from fedhen.fleet.local_fleet import LocalFleet
+from fedhen.fleet.local_fleet import FAST_POLLING, LocalFleet
+from fedhen.fleet.processes import free_port
+from fedhen.fleet.project import NODES as NODES_FOLDER
 from fedhen.fleet.project import fit_to_nodes
 
 NODES = {"simple": 2, "complex": 2}
@@ -83,9 +85,17 @@ def fleet(chosen: Config, place: Path) -> tuple[list[dict[str, Any]], list[dict[
     return [record for record, _ in steps], [timing for _, timing in steps]
 
 
+class FlowerFleet(LocalFleet):
+    """A fleet of Flower's own nodes, which start a process for every message."""
+
+    def start_node(self, name: str) -> None:
+        home = self.path / NODES_FOLDER / name
+        self.processes.start(name, self.project.supernode_command(name, free_port(), {}), home, **FAST_POLLING)
+
+
 def bare(sizes: list[int], rounds: int, place: Path, chosen: Config) -> list[float]:
     """Returns the seconds of each round of a Flower app that only transports arrays of these sizes."""
-    local_fleet, out = LocalFleet(place / "bare", chosen, NODES), place / "bare.json"
+    local_fleet, out = FlowerFleet(place / "bare", chosen, NODES), place / "bare.json"
     with local_fleet.start():
         text = BARE.replace("@SIZES@", str(sizes)).replace("@ROUNDS@", str(rounds)).replace("@OUT@", str(out))
         (local_fleet.project.path / "fleet_app" / "apps.py").write_text(text)

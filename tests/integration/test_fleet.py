@@ -24,6 +24,7 @@ from fedhen.errors import FedhenError
 from fedhen.experiment.finish import finish_run
 from fedhen.fleet.app import recipe_app
 from fedhen.fleet.new_project import create_project
+from fedhen.fleet.node_file import enrol
 from fedhen.fleet.project import FleetProject
 from fedhen.fleet.server import FleetRun, play
 from fedhen.fleet.wire_format import content_of
@@ -39,22 +40,22 @@ pytestmark = pytest.mark.fleet
 
 def test_what_flower_ships_contains_no_secret(tmp_path: Path) -> None:
     """Only the files of the app: no key, certificate, data or earlier run."""
-    folder = FleetProject(tmp_path / "fleet", "127.0.0.1:8000")
+    folder = FleetProject(tmp_path / "fleet", "127.0.0.1:8001", public="127.0.0.1:8000")
     create_project(folder, load_recipe("digits"), {"simple": 1, "complex": 1})
+    enrol(folder.path, "ward", "simple", folder.path / "nodes" / "ward.toml")
     (folder.path / "runs").mkdir()
     (folder.path / "runs" / "summary.json").write_text("{}")
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder.path))) as bundle:
         names = {name for name in bundle.namelist() if not name.startswith(".info")}
     assert names == {"pyproject.toml", *(f"fleet_app/{name}.py" for name in ("__init__", "apps", "data"))}
-    for secret in ("keys/simple-1", "keys/complex-1", "certificates/server.key"):
+    for secret in ("nodes/ward.toml", "certificates/server.key", "certificates/local/server.key"):
         assert (folder.path / secret).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_new_fleet_is_an_experiment_of_its_own(tmp_path: Path) -> None:
     """Its data is what the app reads, and no longer the recipe's, of which each node got a share to start with."""
-    create_project(
-        FleetProject(tmp_path / "my fleet", "127.0.0.1:8000"), load_recipe("digits"), {"simple": 1, "complex": 1}
-    )
+    project = FleetProject(tmp_path / "my fleet", "127.0.0.1:8001", public="127.0.0.1:8000")
+    create_project(project, load_recipe("digits"), {"simple": 1, "complex": 1})
     config = toml.read_toml(tmp_path / "my fleet" / "config.toml")
     assert (config.recipe, config.data.name, config.data.limit, config.targets) == ("my-fleet", "python", 0, {})
     assert len(np.load(tmp_path / "my fleet" / "data" / "simple-1.npz")["y"]) == 700

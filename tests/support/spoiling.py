@@ -56,7 +56,8 @@ def wrong_shape(content: RecordDict) -> RecordDict:
 
 def wrong_type(content: RecordDict) -> RecordDict:
     model = weights(content)
-    name = next(iter(model))
+    # The order of the weights is arbitrary, and the places of an update have this type.
+    name = next(name for name, tensor in model.items() if tensor.dtype != torch.int32)
     return put(content, {**model, name: model[name].view(torch.int32)})
 
 

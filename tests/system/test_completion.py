@@ -153,8 +153,8 @@ def test_every_value_of_an_option_is_completed_or_known_to_be_free() -> None:
         "TIER=X,Y",
         "R,R",
         "HOST:PORT",
-        "NAME",
         "CLASS:TIER=SECONDS",
+        "NAME",
     }
     labels = {
         place.label

@@ -145,22 +145,16 @@ def test_what_init_prints_works_in_any_working_directory(
     printed, warned = capsys.readouterr()
     assert warned == ""
     assert printed.count("my fleet") == printed.count(f"{tmp_path}/my fleet")
-    (superlink,) = (line for line in printed.splitlines() if "flower-superlink" in line)
+    (server,) = (line for line in printed.splitlines() if "fleet serve" in line)
     monkeypatch.chdir("/")
     assert main(["fleet", "run", str(tmp_path / "my fleet")]) == 2
-    assert capsys.readouterr().err.endswith(f"start it with: {superlink}\n")
+    assert capsys.readouterr().err.endswith(f"start it with: {server}\n")
     ignored = (tmp_path / "my fleet" / ".gitignore").read_text().splitlines()
     assert {"keys/", "data/", "superlink.db*", "logs/"} <= {*ignored}
-    certificate = tmp_path / "my fleet" / "certificates" / "ca.crt"
+    certificate = tmp_path / "my fleet" / "certificates" / "local" / "ca.crt"
     certificate.unlink()
     assert main(["fleet", "run", str(tmp_path / "my fleet")]) == 2
     assert f"{certificate} is missing" in capsys.readouterr().err
-
-
-def test_init_warns_of_a_port_that_others_reach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fleet", "init", str(tmp_path / "demo"), "--address", "fleet.example.org:8000"]) == 0
-    said = capsys.readouterr().err
-    assert "can register nodes and start runs" in said and said.count("\n") == 1
 
 
 def test_rounds_can_be_added_but_not_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

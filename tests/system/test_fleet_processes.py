@@ -9,24 +9,32 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+from fedhen.cli import main
 from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
 from fedhen.errors import FedhenError
+from fedhen.fleet.app_digest import build_bundle, digest_bundle
+from fedhen.fleet.certificates import make_node_key, write_certificates, write_node_key
 from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet
-from fedhen.fleet.processes import MARK, Processes, find_marked, free_port, kill_marked
-from fedhen.fleet.project import CONNECTION, FleetProject, fit_to_nodes, open_project
-from fedhen.fleet.superlink import SuperLinkClient
+from fedhen.fleet.node_file import read_node_file
+from fedhen.fleet.processes import MARK, find_marked, free_port, kill_marked
+from fedhen.fleet.project import CONNECTION, fit_to_nodes
 from fedhen.runs.reader import read_run
 from support.fleets import same_models, simulate, simulate_with_only
 from support.kills import kill_tree, wait_for
@@ -84,7 +92,7 @@ def rounds_of(run: Path) -> int:
 
 def numbers_in(log: str) -> list[str]:
     """Returns the ids that the SuperLink has given a node."""
-    return re.findall(r"SuperNode ID: (\d+)", log)
+    return re.findall(r"is connected to \S+ as (\d+)", log)
 
 
 def serverapp(local_fleet: LocalFleet) -> list[psutil.Process]:
@@ -111,6 +119,7 @@ def local_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         with fleet.start():
             (fleet.path / "fleet_app" / "apps.py").write_text(SPOILED_APP)
+            fleet.accept_app()
             yield fleet
     assert fleet.processes.find_running() == []
 
@@ -185,12 +194,23 @@ class TestPlain:
         assert done.stderr.endswith("holds only 1 complete rounds; start another run\n")
 
 
+IMPORTED = """
+import os
+from pathlib import Path
+
+Path(f"{here}/imported-{{os.getpid()}}").touch()
+"""
+SAYS_OF_THE_SERVER = (
+    *("does not answer", "the server answers again", "the server does not admit this node", "stopped"),
+)
+
+
 class Shell:
     """Runs the commands that `fedhen fleet init` prints, as they are printed."""
 
     def __init__(self, cwd: Path, printed: str) -> None:
         self.cwd, self.mark = cwd, f"shell-{os.getpid()}-{time.monotonic_ns()}"
-        self.lines = [line for line in printed.splitlines() if line.startswith(("FLWR_", "fedhen "))]
+        self.lines = [line for line in printed.splitlines() if line.startswith("fedhen ")]
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = {**os.environ, "PATH": path, MARK: self.mark}
@@ -202,7 +222,11 @@ class Shell:
     def start(self, name: str, line: str) -> None:
         with (self.cwd / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                ["sh", "-c", f"{line}"], cwd=self.cwd, env=self.environment, stdout=log, stderr=log
+                ["sh", "-c", line if "exec " in line else f"exec {line}"],
+                cwd=self.cwd,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
             )
 
     def run(self, line: str) -> subprocess.CompletedProcess[str]:
@@ -232,24 +256,23 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """Starts a fleet with TLS and keys, with the printed commands only."""
+    """Starts a fleet with a gate, TLS and keys, with the printed commands only."""
     cwd = tmp_path_factory.mktemp("secure")
     made = fedhen("fleet", "init", "demo", "--address", f"127.0.0.1:{free_port()}", cwd=cwd)
     assert made.returncode == 0, made.stderr
-    ports = iter((free_port(), free_port()))
-    printed = re.sub(r"--port 91\d\d", lambda _: f"--port {next(ports)}", made.stdout)
-    fleet = Shell(cwd, printed)
+    app = cwd / "demo" / "fleet_app" / "apps.py"
+    app.write_text(app.read_text() + HOLDING.format(here=cwd))
+    fleet = Shell(cwd, made.stdout)
     try:
-        fleet.start("superlink", fleet.line("flower-superlink"))
-        SuperLinkClient(FleetProject(cwd / "demo", open_project(cwd / "demo").address), Processes(cwd / "logs")).wait(
-            240
-        )
+        fleet.start("serve", fleet.line("fleet serve"))
+        wait_for(lambda: "nodes connect to" in fleet.log("serve"))
         for line in fleet.lines:
-            if " register " in line:
+            if " add " in line:
                 done = fleet.run(line)
                 assert done.returncode == 0, done.stdout + done.stderr
         for tier in NODES:
-            fleet.start(f"{tier}-1", fleet.line(f'tier="{tier}"'))
+            fleet.start(f"{tier}-1", fleet.line(f"node {cwd}/demo/nodes/{tier}-1.toml"))
+        wait_for(lambda: all(numbers_in(fleet.log(f"{tier}-1")) for tier in NODES))
         yield fleet
     finally:
         fleet.stop()
@@ -258,52 +281,145 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 @pytest.mark.xdist_group("secure fleet")
 class TestSecure:
-    """Two nodes with TLS and keys."""
+    """Two nodes behind the gate, with TLS and keys. The tests follow each other: the last one removes a node."""
 
-    def test_strangers_are_refused(self, shell: Shell) -> None:
-        """A node whose key is not registered, and one without TLS."""
-        from fedhen.fleet.certificates import write_node_key
+    def test_wrong_files_are_refused_in_one_line(self, shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+        """Another key, the certificate of another fleet, a damaged file, missing data."""
+        path = shell.cwd / "demo" / "nodes" / "simple-1.toml"
+        honest, wrong = read_node_file(path), str(shell.cwd / "wrong.toml")
+        write_certificates(shell.cwd / "other", ["127.0.0.1"])
+        other = (shell.cwd / "other" / "ca.crt").read_text()
+        for file, words in (
+            (replace(honest, key=make_node_key()[0]), "refuses node simple-1: its key is not enrolled"),
+            (replace(honest, certificate=other), "has not the certificate that the node's file names"),
+            (replace(honest, key="key"), "is not a private ECDSA key"),
+            (replace(honest, key=""), "name the file with its private key with --key"),
+            (replace(honest, certificate="-----BEGIN"), "cannot be read"),
+        ):
+            Path(wrong).unlink(missing_ok=True)
+            file.write(Path(wrong))
+            assert main(["fleet", "node", wrong, "--state", str(shell.cwd / "wrong-state")]) == 2
+            said = capsys.readouterr().err
+            assert words in said and said.count("\n") == 1
+        Path(wrong).write_text(path.read_text()[:300])
+        for arguments, words in (
+            ([wrong], "wrong.toml is not a node's file"),
+            ([str(path), "--data", "none.npz"], "--data none.npz: no such file"),
+            ([str(path), "--key", "none"], "--key none cannot be read: No such file"),
+            ([str(path), "--set", "site"], "--set 'site': write KEY=VALUE"),
+            ([str(path), "--state", str(path.with_suffix(""))], "is in use by another process"),
+        ):
+            assert main(["fleet", "node", *arguments]) == 2
+            said = capsys.readouterr().err
+            assert words in said and said.count("\n") == 1
 
-        write_node_key(shell.cwd / "stranger")
-        honest = shell.line('tier="simple"')
+    def test_a_node_waits_for_a_server_that_is_away(self, shell: Shell) -> None:
+        """It says so once, says when the server is there, and ends cleanly."""
+        honest = read_node_file(shell.cwd / "demo" / "nodes" / "simple-1.toml")
         port = free_port()
-        unknown = re.sub(r"--port \d+", f"--port {port}", honest.replace("demo/keys/simple-1", "stranger"))
-        bare = re.sub(r"--port \d+", f"--port {free_port()}", honest.partition("--root-certificates")[0]) + "--insecure"
-        for name, line in (("unknown", unknown), ("bare", bare)):
-            shell.start(name, line.replace("demo/nodes/simple-1 ", f"{name}-home ") + " --max-retries 2")
-        for name in ("unknown", "bare"):
-            assert shell.running[name].wait(240) != 0
-        assert "SuperNode ID" not in shell.log("unknown") + shell.log("bare")
-        listed = shell.run("FLWR_HOME=demo/flower flwr supernode list fleet --format json").stdout
-        assert listed.count('"node-id"') == 2, listed
+        replace(honest, address=f"127.0.0.1:{port}").write(shell.cwd / "early.toml")
+        shell.start("early", "exec fedhen fleet node early.toml --state early-state")
+        wait_for(lambda: "does not answer" in shell.log("early"))
+        certificates = shell.cwd / "demo" / "certificates"
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+        asked = []
+
+        class Refusing(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                asked.append(self.path)
+                self.send_error(412 if len(asked) < 3 else 503)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        with HTTPServer(("127.0.0.1", port), Refusing) as server:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+            serving = threading.Thread(target=server.serve_forever)
+            serving.start()
+            try:
+                wait_for(lambda: shell.log("early").count("does not answer") > 1)
+                shell.running["early"].send_signal(signal.SIGTERM)
+                assert shell.running["early"].wait(240) == 0
+            finally:
+                server.shutdown()
+                serving.join()
+        said = [line.split(" ", 2)[2] for line in shell.log("early").splitlines()]
+        assert [words for line in said for words in SAYS_OF_THE_SERVER if words in line] == [
+            *("does not answer", "the server answers again", "the server does not admit this node", "does not answer"),
+            "stopped",
+        ]
+
+    def test_flowers_own_node_connects_too(self, shell: Shell) -> None:
+        write_node_key(shell.cwd / "own")
+        added = shell.run("fedhen fleet add own --tier simple --fleet demo --key own.pub --out own.toml")
+        assert added.returncode == 0, added.stderr
+        wait_for(lambda: "registered node own" in shell.log("serve"))
+        address = read_node_file(shell.cwd / "own.toml").address
+        shell.start(
+            "own",
+            f"FLWR_TELEMETRY_ENABLED=0 FLWR_HOME=own-home exec flower-supernode --superlink {address} "
+            f"--port {free_port()} --root-certificates demo/certificates/ca.crt --auth-supernode-private-key own",
+        )
+        wait_for(lambda: "SuperNode ID" in shell.log("own"))
+        shell.running["own"].terminate()
+        shell.running["own"].wait()
 
     def test_a_node_killed_during_a_round_comes_back(self, shell: Shell) -> None:
-        """The rounds continue without it. Restarted in a loop, like a service, it is the same device again."""
-        run, app = shell.cwd / "run", shell.cwd / "demo" / "fleet_app" / "apps.py"
-        app.write_text(app.read_text() + HOLDING.format(here=shell.cwd))
-        in_training, waiting = shell.cwd / "hold-complex-2", shell.cwd / "hold-simple-3"
+        """It is the same device again, at once, and the round does not wait for the order that it has lost."""
+        run = shell.cwd / "run"
+        in_training = shell.cwd / "hold-complex-2"
         in_training.touch()
-        waiting.touch()
-        small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline_seconds=120"
+        small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline_seconds=600"
         shell.start("run", f"{shell.line('fedhen fleet run')} --rounds 4 --out run --quiet {small}")
         wait_for((shell.cwd / "held-complex-2").exists)
         before = numbers_in(shell.log("complex-1"))
-        # The shell, the node and its client.
-        for process in find_marked(shell.mark):
-            with suppress(psutil.Error):
-                if any("complex-1" in value for value in process.environ().values()):
-                    process.kill()
+        shell.running["complex-1"].kill()
+        shell.running["complex-1"].wait()
         in_training.unlink()
-        node = shell.line('tier="complex"')
-        shell.start("complex-1", f"until false; do {node}; sleep 1; done")
-        # Flower accepts it again after up to 60 s without heartbeats of the old process. Round 3 lasts until then.
-        wait_for(lambda: len(numbers_in(shell.log("complex-1"))) > len(before))
-        waiting.unlink()
+        shell.start("complex-1", shell.line("nodes/complex-1.toml --data"))
         assert shell.running["run"].wait(240) == 0, shell.log("run")
         first, second, _, last = read_run(run).rounds
-        # At the deadline it is late; it has failed if Flower has given it up before.
-        assert [1] in (second.late, second.failed) and not [*first.late, *first.failed, *last.late, *last.failed]
-        assert {*numbers_in(shell.log("complex-1"))} == {*before}
+        assert second.failed == [1] and not [*first.late, *first.failed, *last.late, *last.failed]
+        assert "restarted before it had answered" in (run / "errors.jsonl").read_text()
+        assert len(numbers_in(shell.log("complex-1"))) == 2 and {*numbers_in(shell.log("complex-1"))} == {*before}
+        lines = [line for line in shell.log("simple-1").splitlines() if " round " in line]
+        number = len(np.load(shell.cwd / "demo" / "data" / "simple-1.npz")["y"])
+        assert len(lines) == 4
+        assert all(
+            re.search(rf" round {k}: {number} examples, \d+\.\d s, .* received, .* sent$", line)
+            for k, line in enumerate(lines, start=1)
+        )
+
+    def test_an_app_that_is_not_accepted_does_not_run(self, shell: Shell) -> None:
+        """Its import alone would write a file. The node with its digest in the file runs it, without a restart."""
+        app, nodes = shell.cwd / "demo" / "fleet_app" / "apps.py", shell.cwd / "demo" / "nodes"
+        app.write_text(f"{app.read_text()}\n{IMPORTED.format(here=shell.cwd)}")
+        digest, simple = digest_bundle(build_bundle(shell.cwd / "demo")), nodes / "simple-1.toml"
+        simple.write_text(re.sub("^app = .*", f'app = ["{digest}"]', simple.read_text(), flags=re.MULTILINE))
+        done = shell.run(
+            f"{shell.line('fedhen fleet run')} --quiet --set fleet.wait_seconds=20 --rounds 1 --out refused"
+        )
+        assert done.returncode == 2 and "1 of 2 devices have connected" in done.stderr, done.stderr
+        assert (shell.cwd / f"imported-{shell.running['simple-1'].pid}").exists()
+        assert not (shell.cwd / f"imported-{shell.running['complex-1'].pid}").exists()
+        said = [line for line in shell.log("complex-1").splitlines() if "is not accepted" in line]
+        assert len(said) == 1 and digest in said[0], shell.log("complex-1")
+        assert not (nodes / "complex-1" / "apps" / digest).exists()
+        assert digest_bundle((nodes / "complex-1" / "offered.zip").read_bytes()) == digest
+
+    def test_a_removed_node_ends(self, shell: Shell) -> None:
+        done = shell.run("fedhen fleet remove complex-1 --fleet demo")
+        assert done.returncode == 0, done.stderr
+        assert shell.running["complex-1"].wait(240) == 2
+        last = shell.log("complex-1").splitlines()[-1]
+        assert last.startswith("fedhen: the server at") and "refuses node complex-1" in last
+
+    def test_a_terminated_node_leaves_nothing(self, shell: Shell) -> None:
+        assert psutil.Process(shell.running["simple-1"].pid).children() == []
+        shell.running["simple-1"].terminate()
+        assert shell.running["simple-1"].wait(240) == 0
+        assert shell.log("simple-1").endswith(" stopped\n")
 
 
 def test_fleet_up_leaves_nothing_behind(tmp_path: Path) -> None:

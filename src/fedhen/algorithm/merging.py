@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from torch import Tensor
 
 from fedhen.algorithm.averaging import Averaging
 from fedhen.algorithm.local_variants import LocalVariant
 from fedhen.algorithm.server_optimizers import NO_MOMENTS, TAKE_AVERAGE, ServerOptimizer
 from fedhen.algorithm.updates import Update
 from fedhen.distributed.communicator import ALONE, Ranks
-from fedhen.params import Average, TierModels, overlay, select, shapes_of
+from fedhen.params import Average, TierModels, Weights, overlay, select, shapes_of
 
 Pools = Callable[[Sequence[str]], list[tuple[str, ...]]]
 """Which tiers are averaged together.
@@ -28,6 +30,10 @@ The first two tiers share, and so do all others:
     def two_pools(tiers):
         return [tuple(tiers[:2]), tuple(tiers[2:])]
 """
+
+
+Growth = Mapping[str, float]
+"""Tier -> the factor by which ω of its devices changes when others join."""
 
 
 def share_common_weights(tiers: Sequence[str]) -> list[tuple[str, ...]]:
@@ -98,21 +104,48 @@ class Memories:
         mean: TierModels = {}
         for pool in pools(list(self.mean)):
             before = overlay([self.mean[tier] for tier in pool])
-            changes, trainers = Average(shapes_of(before)), Average(shapes_of(before))
-            for tier in pool:
-                trainers.add(self.mean[tier], self.tier_sizes[tier])
+            changes, trainers = Average(shapes_of(before)), self.count_trainers(pool, before, self.tier_sizes)
             for update in updates:
                 if update.tier in pool:
                     changes.add(update.memory_change, local.memory_weight(update.omega))
             changes = ranks.combine(changes)
             after = {
-                name: (tensor + changes.sums[name] / trainers.counts[name]).to(tensor.dtype)
+                name: (tensor + changes.sums[name] / trainers[name]).to(tensor.dtype)
                 if name in changes.sums
                 else tensor
                 for name, tensor in before.items()
             }
             mean.update({tier: select(after, shapes_of(self.mean[tier])) for tier in pool})
         return Memories({tier: mean[tier] for tier in self.mean}, self.tier_sizes)
+
+    def admit(self, tier_sizes: Mapping[str, int], pools: Pools, local: LocalVariant, growth: Growth) -> Memories:
+        """Returns the mean when devices have joined whose memories are zeros.
+
+        The mean of a weight is (1/T)·Σ g(ω_i)·h_i over the T devices of its pool that train it, where h_i are the
+        memories and g is the variant's `memory_weight`. Newcomers add nothing to the sum, and one to T for the weights
+        that they train. Every ω_i = n_i·N/n of the pool changes by the same factor q, since N and n count the newcomers
+        and n_i does not change; and g(q·ω) = g(q)·g(ω) for both g there are. So the mean becomes g(q)·T/T′ times
+        what it was, and is again what its definition says of all the devices.
+        """
+        if local.remember is None:
+            return replace(self, tier_sizes=dict(tier_sizes))
+        mean: TierModels = {}
+        for pool in pools(list(self.mean)):
+            before = overlay([self.mean[tier] for tier in pool])
+            old, new = (self.count_trainers(pool, before, sizes) for sizes in (self.tier_sizes, tier_sizes))
+            factor = local.memory_weight(growth[pool[0]])
+            after = {n: (t.double() * (factor * old[n] / new[n])).to(t.dtype) for n, t in before.items()}
+            mean.update({tier: select(after, shapes_of(self.mean[tier])) for tier in pool})
+        return Memories({tier: mean[tier] for tier in self.mean}, dict(tier_sizes))
+
+    def count_trainers(
+        self, pool: Sequence[str], like: Weights, tier_sizes: Mapping[str, int]
+    ) -> dict[str, float | Tensor]:
+        """Returns, for each weight or each of its elements, how many devices of a pool train it."""
+        trainers = Average(shapes_of(like))
+        for tier in pool:
+            trainers.add(self.mean[tier], tier_sizes[tier])
+        return trainers.counts
 
     def starting_models(self, server: TierModels, local: LocalVariant) -> TierModels:
         """Returns the models that devices start from."""

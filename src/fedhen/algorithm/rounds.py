@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -102,6 +102,8 @@ class Rules:
     """What the server makes of the average."""
     ranks: Ranks = ALONE
     """The processes that play the run together."""
+    begin: Callable[[int, Memories], Memories] = lambda number, memories: memories
+    """(round, mean of the memories) -> the mean with those of devices that join before the round."""
 
 
 def play_rounds(
@@ -136,6 +138,7 @@ def play_rounds(
     for number in numbers:
         # At the start of the next round, so that the caller has recorded the last empty one.
         watch.raise_if_none_returned()
+        memories = rules.begin(number, memories)
         active = ranks.first(partial(rules.activate, number, losses))
         sent = Sent(memories.starting_models(server, rules.local), memories.mean)
         result = sort_replies(devices.train(number, sent, active), ranks)

@@ -32,7 +32,7 @@ WORDS = {
     "KEY=VALUE": tuple(f"{key}=" for key, _ in list_settings()),
 }
 """What an option or an argument with this name in the help may be."""
-FILES = ("M", "PROFILE", "TASK", "PATH", "FILE.py:NAME")
+FILES = ("M", "TASK", "PATH", "PROFILE", "FILE.py:NAME")
 """The names in the help of what may be a file, besides everything of type `Path`."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhen.cli import fleet_server
+from fedhen.cli import fleet_node, fleet_operator, fleet_server
 from fedhen.cli.options import (
     add_method_options,
     add_recipe,
@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   fedhen fleet up                        start a SuperLink, four nodes and a run on this machine, then stop everything
-  fedhen fleet init my-fleet             write an app, with certificates and keys for testing
-  fedhen fleet run my-fleet              start a training on the SuperLink of my-fleet
+  fedhen fleet init my-fleet             write an app, certificates, and data for testing
+  fedhen fleet serve my-fleet            run its server
+  fedhen fleet add ward-3 --tier simple --fleet my-fleet        enrol a node: writes ward-3.toml
+  fedhen fleet node ward-3.toml --data /data/ward-3.npz         run that node
+  fedhen fleet run my-fleet              start a training
   fedhen fleet run my-fleet --resume runs/my-fleet-fedhen-fleet    resume it after a crash
 
 docs/fleet.md is a tutorial, and explains who sees what.
@@ -55,7 +58,7 @@ def add_commands(commands: Any) -> None:
     look = argparse.RawDescriptionHelpFormatter
     fleet = commands.add_parser("fleet", help="a real fleet on Flower", epilog=EXAMPLES, formatter_class=look)
     within = fleet.add_subparsers(dest="fleet_command", metavar="COMMAND", required=True)
-    init = within.add_parser("init", help="write an app for a fleet, with certificates and keys for testing")
+    init = within.add_parser("init", help="write an app for a fleet, with certificates and test data")
     init.add_argument("folder", type=Path, metavar="DIR", help="where to write; it must not exist")
     init.add_argument("--recipe", default="digits", metavar="RECIPE", help="settings and test data (default: digits)")
     init.add_argument(
@@ -63,7 +66,7 @@ def add_commands(commands: Any) -> None:
     )
     add_nodes(init, default=1)
     init.set_defaults(run=init_command, config=None, settings=[])
-    run = within.add_parser("run", help="start or resume a training on a running SuperLink")
+    run = within.add_parser("run", help="start or resume a training on a running server")
     run.add_argument(
         "folder", nargs="?", type=Path, default=Path(), metavar="DIR", help="the fleet's folder (default: .)"
     )
@@ -74,6 +77,8 @@ def add_commands(commands: Any) -> None:
     run.add_argument("--quiet", action="store_true", help="show no progress")
     run.set_defaults(run=run_command)
     fleet_server.add_commands(within)
+    fleet_operator.add_commands(within)
+    fleet_node.add_commands(within)
     up = within.add_parser("up", help="run a whole fleet on this machine", epilog=UP_EXAMPLES, formatter_class=look)
     add_recipe(up, "digits")
     up.add_argument("--method", metavar="M", help=f"{METHODS_HELP} (default: the recipe's, fedhen)")
@@ -111,17 +116,16 @@ def parse_nodes(options: argparse.Namespace, config: Config) -> dict[str, int]:
 
 def init_command(options: argparse.Namespace) -> int:
     require_flower()
-    from fedhen.fleet.new_project import create_project, make_instructions, warn_of_exposure
+    from fedhen.fleet.new_project import create_project, make_instructions
+    from fedhen.fleet.processes import free_port
     from fedhen.fleet.project import FleetProject
 
     config = config_from_options(options)
     nodes = parse_nodes(options, config)
     # Absolute, so that the printed commands work in any working directory.
-    project = FleetProject(options.folder.resolve(), options.address)
+    project = FleetProject(options.folder.resolve(), f"127.0.0.1:{free_port()}", public=options.address)
     create_project(project, config, nodes)
     print(make_instructions(project, nodes))
-    if warning := warn_of_exposure(options.address):
-        print_message(warning)
     return 0
 
 
@@ -149,18 +153,23 @@ def follow_run(superlink: SuperLinkClient, config: Config, run: Path, options: a
     """Starts a run and shows its rounds. Stops the run if this process is interrupted."""
     from fedhen.fleet.follow import follow, last_round, read_finished_rounds
     from fedhen.fleet.project import run_line
+    from fedhen.fleet.status import note_run
 
+    lines = fleet_operator.RunLines(superlink.project, run, config.devices.number, options.quiet)
     resume_command, after = run_line(superlink.project.path, run), last_round(run)
     with stop_on_first_signal() as first:
         # Until its number is known, the run could not be stopped.
         first.held = True
+        lines.begin()
         number = superlink.start(config, run, options.resume is not None)
         try:
             first.release()
+            note_run(superlink.project, run, number)
             with make_display({config.method: config.rounds}, find_metric(config), options.quiet) as shown:
                 shown.start(RunInfo(config.method, config.rounds, after, run))
-                for record, timing in follow(superlink, number, run, after, config.rounds, resume_command):
+                for record, timing in follow(superlink, number, run, after, config.rounds, resume_command, lines.look):
                     shown.round(record, timing)
+                    lines.tell_round(record)
         except RunStopped as stop:
             message = stop_run(superlink, number)
             # Before its first round and after its last there is nothing to resume.

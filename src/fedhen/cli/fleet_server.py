@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedhen.interrupts import RunStopped, stop_on_first_signal
+
+if TYPE_CHECKING:
+    from fedhen.fleet.project import FleetProject
 
 SERVE_EXAMPLES = """\
 examples:
@@ -55,6 +58,15 @@ def add_fleet_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--fleet", dest="folder", type=Path, default=Path(), metavar="DIR", help="the fleet's folder (default: .)"
     )
+
+
+def open_fleet(folder: Path) -> FleetProject:
+    from fedhen.cli.fleet import require_flower
+
+    require_flower()
+    from fedhen.fleet.project import open_project
+
+    return open_project(folder.resolve())
 
 
 def serve_command(options: argparse.Namespace) -> int:

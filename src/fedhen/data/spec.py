@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -37,8 +38,7 @@ class Normalisation:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalises a batch (n, channels, ...)."""
-        shape = (1, -1, *[1] * (x.dim() - 2))
-        mean, std = (torch.tensor(v, device=x.device).view(shape) for v in (self.mean, self.std))
+        mean, std = _tensors(self, x.dim(), x.device)
         return (x.float() - mean) / std
 
     def check(self, shape: Sequence[int]) -> None:
@@ -50,6 +50,14 @@ class Normalisation:
         mean, std = torch.tensor(self.mean), torch.tensor(self.std)
         if not bool((mean.isfinite() & std.isfinite() & (std > 0)).all()):
             raise DataError("normalisation needs finite means, and finite deviations above 0")
+
+
+@lru_cache(maxsize=64)
+def _tensors(values: Normalisation, dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns mean and deviation in the shape of a batch of that many dimensions. Made once, not for every batch."""
+    shape = (1, -1, *[1] * (dimensions - 2))
+    mean, std = (torch.tensor(numbers, device=device).view(shape) for numbers in (values.mean, values.std))
+    return mean, std
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
+from fedhen.algorithm.personal import Personal
 from fedhen.algorithm.rounds import Devices
 from fedhen.config.settings import TrainingConfig
 from fedhen.devices.population import Population
@@ -22,6 +24,7 @@ from fedhen.engines.scoring import Score, Scoring
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.engines.sharded import ShardedDevices
 from fedhen.engines.worker_pool import can_fork
+from fedhen.errors import ConfigError
 from fedhen.hardware.threads import worker_count
 from fedhen.params import TierModels
 
@@ -37,6 +40,11 @@ class EngineParts:
     ranks: Ranks
 
 
+def refuse_to_grow(population: Population) -> None:
+    """The engines that plan for all devices before the first round: only fleets have devices that join later."""
+    raise ConfigError("devices can only join with runtime.engine=plain")
+
+
 @dataclass(frozen=True)
 class Engine:
     """Trains devices and scores models. `workers` are the processes to stop after the last round."""
@@ -45,6 +53,8 @@ class Engine:
     score: Score
     score_own: ScoreOwn
     workers: AbstractContextManager[object] = field(default_factory=nullcontext)
+    admit: Callable[[Population], None] = refuse_to_grow
+    """Takes the population of the next round if devices have joined."""
 
 
 def choose_engine(start: EngineParts) -> Engine:
@@ -60,7 +70,7 @@ def choose_engine(start: EngineParts) -> Engine:
 
 def make_plain_engine(start: EngineParts) -> Engine:
     """Returns the engine that trains and scores one after the other."""
-    return Engine(start.plain, start.scoring, OwnModels(start.plain, start.scoring).score)
+    return Engine(start.plain, start.scoring, OwnModels(start.plain, start.scoring).score, admit=start.plain.admit)
 
 
 def choose_fast_engine(start: EngineParts) -> Engine:
@@ -76,7 +86,7 @@ def choose_fast_engine(start: EngineParts) -> Engine:
             return make_plain_engine(start)
         parallel = ParallelDevices(plain, start.scoring, start.server, start.mean, number)
         return Engine(parallel, parallel.score, own.score, parallel.workers)
-    if reason := why_no_kernels(plain.population.config.training):
+    if reason := why_no_kernels(plain.population.config.training, plain.population.personal):
         warnings.warn(f"the GPU engine {reason}: devices train one by one", stacklevel=2)
         return make_plain_engine(start)
     from fedhen.engines.cuda.graphs import GraphDevices
@@ -84,9 +94,10 @@ def choose_fast_engine(start: EngineParts) -> Engine:
     return Engine(GraphDevices(plain), start.scoring, own.score)
 
 
-def why_no_kernels(training: TrainingConfig) -> str:
+def why_no_kernels(training: TrainingConfig, personal: Personal) -> str:
     """Returns why the GPU engine's kernels cannot train with these settings, or nothing if they can."""
     reasons = {
+        f"has no kernel for personal.name={personal.name}": not personal.trains_plainly,
         f"has no kernel for training.optimizer={training.optimizer}": training.optimizer != "sgd",
         "has no kernel for training.optimizer_state=device": training.optimizer_state == "device",
         "needs Triton, which is not installed": not has_triton(),

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhen.algorithm.updates import Update
 from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import ALONE, Ranks
-from fedhen.exact_sums import FixedPoint
+from fedhen.exact_sums import FixedPoint, split_blocks
 from fedhen.params import TierModels, Weights, pack, unpack
 
 
@@ -21,6 +21,8 @@ class ReportedModels(Protocol):
 
     rows: StateStore
     """The last model of each device that has trained on this rank."""
+
+    def admit(self, tier_of: Sequence[str]) -> None: ...
 
     def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None: ...
 
@@ -34,6 +36,9 @@ class NoReportedModels:
 
     def __init__(self) -> None:
         self.rows = StateStore()
+
+    def admit(self, tier_of: Sequence[str]) -> None:
+        pass
 
     def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
         pass
@@ -68,18 +73,30 @@ class AllDevicesAverage:
     """
 
     def __init__(
-        self, initial: TierModels, tier_of: Sequence[str], rows: StateStore | None = None, ranks: Ranks = ALONE
+        self,
+        initial: TierModels,
+        tier_of: Sequence[str],
+        rows: StateStore | None = None,
+        ranks: Ranks = ALONE,
+        held_out: Collection[int] = (),
     ) -> None:
         self.initial, self.ranks = initial, ranks
-        self.tier_of = tier_of
         self.rows = StateStore() if rows is None else rows
-        sizes = Counter(tier_of)
-        self.fixed = {tier: FixedPoint(weights, sizes[tier]) for tier, weights in initial.items()}
-        self.start = {tier: self.fixed[tier].of(pack(weights)) for tier, weights in initial.items()}
-        self.moved = {tier: torch.zeros_like(start) for tier, start in self.start.items()}
-        """Tier -> the sum, over the rows on this rank, of the difference from the initial model."""
+        self.held_out = held_out
         self.trained: set[str] = set()
         """The tiers that have a device that has trained, on any rank."""
+        self.admit(tier_of)
+
+    def admit(self, tier_of: Sequence[str]) -> None:
+        """Counts these devices from now on. Those that have joined count with the initial model."""
+        self.tier_of = tier_of
+        sizes = Counter(tier for device, tier in enumerate(tier_of) if device not in self.held_out)
+        self.fixed = {tier: FixedPoint(weights, sizes[tier]) for tier, weights in self.initial.items()}
+        self.start = {tier: self.fixed[tier].of(pack(weights)) for tier, weights in self.initial.items()}
+        self.moved = {tier: torch.zeros_like(start) for tier, start in self.start.items()}
+        """Tier -> the sum, over the rows on this rank, of the difference from the initial model."""
+        for device in self.rows:
+            self.moved[tier_of[device]] += self._before(device) - self.start[tier_of[device]]
 
     def take(self, updates: Iterable[Update], trained: Collection[int] = ()) -> None:
         """Stores a round's trained models. A device that was left out keeps its old row.
@@ -109,8 +126,11 @@ class AllDevicesAverage:
 
     def _put(self, device: int, vector: Tensor) -> None:
         tier = self.tier_of[device]
-        self.moved[tier] += self.fixed[tier].of(vector)
-        self.moved[tier] -= self._before(device)
+        fixed, moved, start = self.fixed[tier], self.moved[tier], self.start[tier]
+        before = self.rows.vector(device) if device in self.rows else None
+        for part in split_blocks(vector):
+            moved[part].add_(fixed.of(vector, part))
+            moved[part].sub_(start[part] if before is None else fixed.of(before, part))
         self.rows.put(device, vector, self.initial[tier])
 
     def _before(self, device: int) -> Tensor:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedhen.config import toml
+from fedhen.config.personal_settings import OWN_SCORES_ONLY
 from fedhen.config.settings import Config
 from fedhen.errors import CheckpointError, unknown_name
 from fedhen.experiment import checkpoint_files
@@ -27,6 +28,7 @@ from fedhen.fileio.untrusted import PARSE_ERRORS, check_int
 from fedhen.models.model_files import SavedModel, make_saved_model, model_path, read_model, save_models
 from fedhen.params import TierModels, Weights, count_elements, packed_type
 from fedhen.runs.folders import find_config
+from fedhen.runs.joined import read_joined
 from fedhen.runs.layout import BEST, MODEL_OWNERS, MODELS, MOMENTS
 from fedhen.runs.reader import read_summary
 from fedhen.runs.records import Summary
@@ -70,6 +72,15 @@ def check_choice(config: Config, tier: str, of: str, at: str) -> None:
     if of == "devices" and not config.evaluation.devices:
         raise CheckpointError(
             "the run kept no average of all devices (evaluation.devices = false): use the server's models"
+        )
+
+
+def refuse_incomplete(config: Config) -> None:
+    """Refuses the server's models of a run whose server has none that is whole."""
+    if config.personal.name in OWN_SCORES_ONLY:
+        raise CheckpointError(
+            f"with personal.name={config.personal.name} only devices have whole models: fedhen.load(run, device=0) "
+            "loads that of a device"
         )
 
 
@@ -193,6 +204,7 @@ class CheckpointModels:
     def average(self, tier: str, initial: Weights) -> Weights:
         """Returns the average of the last models of a tier's devices."""
         tier_of, kind = self.config.tier_of_devices(), TensorSpec((count_elements(initial),), packed_type(initial))
+        tier_of += read_joined(self.folder, len(tier_of), self.round)
 
         def rows() -> Iterator[Tensor]:
             for device, _ in self.saved.manifest[STORES]["rows"]:
@@ -202,7 +214,7 @@ class CheckpointModels:
                         raise DamagedCheckpoint("the model of a device has another shape")
                     yield row
 
-        return average_rows(initial, rows(), tier_of.count(tier))
+        return average_rows(initial, rows(), self.config.training_sizes()[tier])
 
 
 def save_start(place: Path, initial: TierModels, about: Mapping[str, Mapping[str, Any]]) -> None:

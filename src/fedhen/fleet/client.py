@@ -1,11 +1,12 @@
-"""The work of a node: it identifies itself and trains its device on request. Data and memory stay on the node."""
+"""The work of a node: it identifies itself, trains its device and scores models. Data and memory stay on the node."""
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flwr.app import RecordDict
@@ -17,6 +18,10 @@ from fedhen.algorithm.updates import Failure, Update
 from fedhen.config import toml, validation
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population, make_population
+from fedhen.devices.state_store import StateStore
+from fedhen.engines.engine import make_scoring_module
+from fedhen.engines.own_models import Asked, OwnModels
+from fedhen.engines.scoring import Scoring
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import FedhenError, FleetError, one_line
 from fedhen.fileio.atomic import write_text
@@ -32,6 +37,33 @@ STATE_VARIABLE = "FEDHEN_STATE"
 NAME_FILE = "name"
 
 
+@dataclass
+class WarmDevice:
+    """The device as the last order needed it: its data and its model stay loaded between the rounds of a run."""
+
+    order: Order | None = None
+    """What the order says of the run and the device."""
+    devices: SequentialDevices | None = None
+
+    def find(self, order: Order) -> SequentialDevices | None:
+        """Returns the device if it fits an order. It then remembers nothing of its rounds."""
+        if self.devices is None or self.order != keep_what_lasts(order):
+            return None
+        self.devices.memory = StateStore()
+        return self.devices
+
+    def keep(self, order: Order, devices: SequentialDevices) -> None:
+        self.order, self.devices = keep_what_lasts(order), devices
+
+    def count_examples(self) -> int:
+        return 0 if self.devices is None else len(self.devices.population.data.y)
+
+
+def keep_what_lasts(order: Order) -> Order:
+    """Returns an order without what differs between the rounds of a run."""
+    return replace(order, round=1, memory=0, config_text="")
+
+
 @dataclass(frozen=True)
 class FleetClient:
     """One device of a real fleet."""
@@ -40,26 +72,42 @@ class FleetClient:
     config: NodeConfig
     """The settings that the node was started with."""
     node_id: int
+    warm: WarmDevice = field(default_factory=WarmDevice)
 
     def identify(self, content: RecordDict) -> RecordDict:
-        """Answers the server's question for this node's identity."""
-        config = toml.parse_toml(wire_format.read_question(content))
-        samples = self.app.count_samples(self.config, config)
-        return wire_format.pack_identity(Identity(self.tier, samples, self.name, int(self.config.get("device", -1))))
+        """Answers the server's question for this node's identity, or says why it has none."""
+        try:
+            config = toml.parse_toml(wire_format.read_question(content))
+            samples = self.app.count_samples(self.config, config)
+            identity = Identity(self.tier, samples, self.name, int(self.config.get("device", -1)))
+            return wire_format.pack_identity(identity)
+        except Exception as error:
+            return wire_format.pack_problem(describe_error(error))
 
     def train(self, content: RecordDict) -> RecordDict:
-        """Trains the device for a round. Any error becomes a failure reply, so that the run continues without it."""
+        """Trains the device for a round."""
+
+        def work(order: Order, config: Config) -> RecordDict | None:
+            answer = self.train_device(order, config, content)
+            return None if answer is None else wire_format.pack_answer(answer)
+
+        return self.answer(content, work)
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """Scores models on the device's own test data. Only sums and counts leave the node."""
+        return self.answer(content, lambda order, config: self.score_device(order, config, content))
+
+    def answer(self, content: RecordDict, work: Callable[[Order, Config], RecordDict | None]) -> RecordDict:
+        """Carries out an order. Any error becomes a failure reply, so that the run continues without the device."""
         try:
             order = wire_format.read_order(content)
             if order.tier != self.tier:
                 raise FleetError(f"this device is of tier {self.tier!r}, but the server expects tier {order.tier!r}")
             config_text = self.find_config(order)
-            answer = self.train_device(order, toml.parse_toml(config_text), content) if config_text else None
-            return wire_format.pack_config_request() if answer is None else wire_format.pack_answer(answer)
+            answer = work(order, toml.parse_toml(config_text)) if config_text else None
+            return wire_format.pack_config_request() if answer is None else answer
         except Exception as error:
-            if not isinstance(error, FedhenError | Malformed):
-                error = FleetError(OUT_OF_MEMORY if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
-            return wire_format.pack_failure(one_line(str(error))[:MAX_ERROR_LENGTH])
+            return wire_format.pack_failure(describe_error(error))
 
     def find_config(self, order: Order) -> str | None:
         """Returns the configuration that an order carries or that is stored here. Returns None if there is neither."""
@@ -85,24 +133,22 @@ class FleetClient:
         sent = wire_format.content_of(content["fixed"]) if "fixed" in content else None
         store = store_fixed_weights(self.state)
         found = self.find_stored(store, order.fixed_digest, sent, "what no device trains")
-        like = self.expected_weights(population, population.holdings[self.tier].fixed)
+        like = self.expected_weights(SequentialDevices(population), population.holdings[self.tier].fixed)
         return wire_format.read_weights(found, like) if found is not None else None
 
     def train_device(self, order: Order, config: Config, content: RecordDict) -> Answer | None:
         """Trains the device as the simulator does, and saves what it keeps. Returns None if it lacks weights."""
-        population = self.build_population(order, config)
-        fixed = self.find_fixed_weights(order, content, population)
-        if fixed is None:
+        devices = self.find_device(order, config, content)
+        if devices is None:
             return None
-        population = replace(population, fixed={self.tier: fixed})
-        expected = self.expected_weights(population, population.holdings[self.tier].shapes)
+        population = devices.population
+        expected = self.expected_weights(devices, population.holdings[self.tier].shapes)
         learned = population.select_learned(self.tier, expected)
         wire = population.wires[self.tier]
         model = wire.receive_down(wire_format.unpack_weights(content.get("model"), wire.send_down(expected)), expected)
         mean = wire_format.unpack_weights(content.get("mean"), learned) if population.local.copies else {}
-        files, devices = ClientState(self.state, order.run), SequentialDevices(population)
-        if population.keeps_state and order.memory:
-            devices.memory[0] = files.read(order.memory, population.state_like(self.tier, expected))
+        files = ClientState(self.state, order.run)
+        self.recall(order, devices, expected)
         reply = devices.attempt(order.round, 0, Sent({self.tier: model}, {self.tier: mean}))
         if isinstance(reply, Failure):
             raise FleetError(reply.error)
@@ -110,6 +156,46 @@ class FleetClient:
             # Saved before the answer is sent: if the server merges it, the device needs this state next time.
             files.write(order.round, devices.memory[0], order.memory)
         return make_answer(reply, population)
+
+    def score_device(self, order: Order, config: Config, content: RecordDict) -> RecordDict | None:
+        """Scores models on the device's own test data, as the simulator does. Returns None if it lacks weights."""
+        devices = self.find_device(order, config, content)
+        if devices is None:
+            return None
+        population = devices.population
+        expected = self.expected_weights(devices, population.holdings[self.tier].shapes)
+        model = wire_format.unpack_weights(content.get("model"), expected)
+        self.recall(order, devices, expected)
+        module = make_scoring_module(population, self.tier)
+        size, precision = config.evaluation.batch_size, population.precision
+        scoring = Scoring({self.tier: module}, population.data, population.task, size, precision)
+        owners = wire_format.read_owners(content)
+        found = OwnModels(devices, scoring).score(Asked(order.round, {self.tier: model}, owners, [0]))
+        return wire_format.pack_sums({each.owner: each.sums for each in found})
+
+    def recall(self, order: Order, devices: SequentialDevices, expected: Weights) -> None:
+        """Gives the device what it has kept since the round that the server names."""
+        population = devices.population
+        if population.keeps_state and order.memory:
+            files = ClientState(self.state, order.run)
+            devices.memory[0] = files.read(order.memory, population.state_like(self.tier, expected))
+
+    def find_device(self, order: Order, config: Config, content: RecordDict) -> SequentialDevices | None:
+        """Returns the device, as it is loaded or built anew. Returns None if it lacks weights."""
+        if found := self.warm.find(order):
+            return found
+        population = self.build_population(order, config)
+        fixed = self.find_fixed_weights(order, content, population)
+        if fixed is None:
+            return None
+        population = replace(population, fixed={self.tier: fixed})
+        if population.holdings[self.tier].personal:
+            initial = population.family.initial(config.seed)
+            where = population.data.device
+            population = population.place_unsent({name: tensor.to(where) for name, tensor in initial.items()})
+        devices = SequentialDevices(population)
+        self.warm.keep(order, devices)
+        return devices
 
     def build_population(self, order: Order, config: Config) -> Population:
         """Builds a population of this one device, as the simulator does."""
@@ -136,9 +222,9 @@ class FleetClient:
             return config
         return validation.from_mapping({"runtime": {"threads": self.config["threads"]}}, config)
 
-    def expected_weights(self, population: Population, shapes: Shapes) -> dict[str, Tensor]:
+    def expected_weights(self, devices: SequentialDevices, shapes: Shapes) -> dict[str, Tensor]:
         """Returns tensors with these names, and the shapes and types of the tier's. Their values are not used."""
-        module = SequentialDevices(population).build_module(self.tier)
+        module = devices.modules.original(self.tier)
         return {name: tensor for name, tensor in module.state_dict().items() if name in shapes}
 
     @property
@@ -168,6 +254,14 @@ class FleetClient:
             return path.read_text(encoding="ascii").strip()
         except OSError as error:
             raise FleetError(f"the node cannot keep its state in {self.state}: {error.strerror}") from None
+
+
+def describe_error(error: Exception) -> str:
+    """Returns one line for the server's operator."""
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY
+    text = str(error) if isinstance(error, FedhenError | Malformed) else f"{type(error).__name__}: {error}"
+    return one_line(text)[:MAX_ERROR_LENGTH]
 
 
 def make_answer(update: Update, population: Population) -> Answer:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
-from fedhen import seeds
 from fedhen.algorithm.rounds import Sent
-from fedhen.algorithm.sampling import Activate
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.config import toml
 from fedhen.devices.population import Population
@@ -49,6 +47,10 @@ class FleetDevices:
         """Nodes that were sent the weights that no device trains."""
         self.merged: dict[int, int] | None = None
         """Device -> the last round whose update was merged. Read from the records only before the first round."""
+
+    def admit(self, population: Population) -> None:
+        """Takes the population of the next round, with devices that have joined."""
+        self.population = population
 
     def train(self, round_number: int, sent: Sent, active: Sequence[int]) -> Iterator[Reply]:
         """Alg. 1, lines 5-15: sends orders to the active devices, and yields what becomes of each.
@@ -113,7 +115,7 @@ class FleetDevices:
 
     def make_messages(self, round_number: int, sent: Sent, devices: Sequence[int]) -> list[tuple[int, Message]]:
         """Builds the orders. The weights of a tier are packed once, and travel to the SuperLink once."""
-        config, merged = self.population.config, self.merged or {}
+        config = self.population.config
         tiers = sorted({self.population.tier_of[device] for device in devices})
         wires = self.population.wires
         models = {tier: wire_format.pack_weights(wires[tier].send_down(sent.models[tier])) for tier in tiers}
@@ -121,25 +123,34 @@ class FleetDevices:
         found = []
         for device in devices:
             tier, node = self.population.tier_of[device], self.membership.members[device].node
-            fixed = self.fixed.get(tier)
-            order = Order(
-                run=self.membership.run,
-                round=round_number,
-                device=device,
-                tier=tier,
-                omega=self.population.omega[device],
-                memory=merged.get(device, 0) if self.population.keeps_state else 0,
-                inputs=self.population.data.shape,
-                classes=self.population.outputs,
-                config_digest=self.config_digest,
-                fixed_digest=wire_format.digest_of(wire_format.content_of(fixed)) if fixed is not None else "",
-                config_text="" if node in self.has_config else self.config_text,
-            )
-            fixed = None if node in self.has_fixed else fixed
+            order, fixed = self.make_order(round_number, device), self.choose_fixed(device)
             content = wire_format.pack_order(order, models[tier], means[tier], fixed)
             ttl = config.fleet.deadline_seconds + TTL_SLACK_SECONDS
             found.append((device, Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_number))))
         return found
+
+    def make_order(self, round_number: int, device: int) -> Order:
+        """Returns what a device must know of a round."""
+        population, tier = self.population, self.population.tier_of[device]
+        fixed, node = self.fixed.get(tier), self.membership.members[device].node
+        return Order(
+            run=self.membership.run,
+            round=round_number,
+            device=device,
+            tier=tier,
+            omega=population.omega[device],
+            memory=(self.merged or {}).get(device, 0) if population.keeps_state else 0,
+            inputs=population.data.shape,
+            classes=population.outputs,
+            config_digest=self.config_digest,
+            fixed_digest=wire_format.digest_of(wire_format.content_of(fixed)) if fixed is not None else "",
+            config_text="" if node in self.has_config else self.config_text,
+        )
+
+    def choose_fixed(self, device: int) -> ArrayRecord | None:
+        """Returns the weights that no device trains, if there are any that the device has not been sent."""
+        is_known = self.membership.members[device].node in self.has_fixed
+        return None if is_known else self.fixed.get(self.population.tier_of[device])
 
     def pack_mean(self, sent: Sent, tier: str) -> ArrayRecord | None:
         return wire_format.pack_weights(sent.mean[tier]) if self.population.local.copies else None
@@ -193,19 +204,3 @@ class FleetDevices:
         held = torch.zeros(data.classes, dtype=torch.bool, device=data.y.device)
         held[list(answer.present)] = True
         return {name: held for name in answer.weights if name in self.population.family.outputs}
-
-
-def make_fleet_sampler(draw: Activate, membership: Membership, seed: int) -> Activate:
-    """Builds the sampler of a fleet: it replaces each drawn device that is not connected by one that is.
-
-    If all devices are connected, it samples as a simulation does.
-    """
-
-    def active(number: int, losses: Mapping[int, float]) -> list[int]:
-        membership.update()
-        drawn, there = draw(number, losses), set(membership.connected_devices())
-        others = [device for device in sorted(there) if device not in drawn]
-        shuffled = seeds.stream(seed, "stand-ins", number).permutation(others).tolist()
-        return sorted(device if device in there else (shuffled.pop() if shuffled else device) for device in drawn)
-
-    return active

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedhen.algorithm.failures import MAX_ERROR_LENGTH
-from fedhen.errors import one_line
+from fedhen.fleet.replies import Replies
 
 K = TypeVar("K", bound=Hashable)
 
@@ -22,6 +20,7 @@ class Messages(Generic[K]):
         self.grid = grid
         self.waiting: dict[str, K] = {}
         """Message id -> its key."""
+        self.replies = Replies(grid)
 
     def send(self, messages: Sequence[tuple[K, Message]]) -> list[K]:
         """Sends messages together, so that shared records travel once. Returns the keys of those that were refused."""
@@ -35,33 +34,13 @@ class Messages(Generic[K]):
         return [key for number, key in zip(found, keys, strict=True) if not number]
 
     def collect(self) -> Iterable[tuple[K, RecordDict | str]]:
-        """Yields the answers that have arrived since the last call: the content, or the error as text.
-
-        Pulls them one by one, so that an answer that Flower itself cannot unpack does not affect others.
-        """
-        for number in list(self.waiting):
-            try:
-                messages = list(self.grid.pull_messages([number]))
-                # An expired message is answered by the SuperLink, not by the node: only this id identifies it.
-                found = [read_content(m) for m in messages if m.metadata.reply_to_message_id == number]
-            except (OSError, httpx.HTTPError):
-                # The SuperLink cannot be reached: not an error of the node.
-                raise
-            except Exception as error:
-                found = [f"its message cannot be unpacked: {type(error).__name__}"]
-            if found:
-                yield self.waiting.pop(number), found[0]
+        """Yields the answers that have arrived since the last call: the content, or the error as text."""
+        for number, content in self.replies.pull(list(self.waiting)):
+            yield self.waiting.pop(number), content
 
     def forget(self) -> list[K]:
         """Stops waiting. Returns the keys of the messages without an answer."""
         left = list(self.waiting.values())
         self.waiting.clear()
+        self.replies = Replies(self.grid)
         return left
-
-
-def read_content(message: Message) -> RecordDict | str:
-    """Returns a message's content, or its error as text."""
-    if message.has_error():
-        reason = message.error.reason or f"error {message.error.code}"
-        return one_line(reason)[:MAX_ERROR_LENGTH]
-    return message.content

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,22 @@ MAX_UNANSWERED = 3
 
 
 def follow(
-    superlink: SuperLinkClient, number: str, folder: Path, after: int, planned: int, resume_command: str = ""
+    superlink: SuperLinkClient,
+    number: str,
+    folder: Path,
+    after: int,
+    planned: int,
+    resume_command: str = "",
+    look: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     """Yields every round after `after` with its timing, until `planned` rounds are played.
 
-    Raises `FleetError` if the run ends before that. The message names `resume_command`, if it is given.
+    Raises `FleetError` if the run ends before that. The message names `resume_command`, if it is given. `look` is
+    called every time before it reads.
     """
     asked_at, unanswered = time.monotonic(), 0
     while True:
+        look()
         # Read first: the summary is written after all rounds, so no round can be missed below.
         is_over = read_finished_rounds(folder) >= planned
         for record, timing in read_new_rounds(folder, after):

@@ -129,7 +129,12 @@ def make_upstream(address: str, ca: str, limits: Limits) -> httpx.AsyncClient:
         base_url=f"https://{address}",
         verify=ssl.create_default_context(cafile=ca),
         timeout=httpx.Timeout(limits.upstream_seconds, connect=5.0, pool=30.0),
-        limits=httpx.Limits(max_connections=limits.upstream_connections, max_keepalive_connections=64),
+        # All are kept: under load, new ones would cost more than the requests.
+        limits=httpx.Limits(
+            max_connections=limits.upstream_connections,
+            max_keepalive_connections=limits.upstream_connections,
+            keepalive_expiry=60.0,
+        ),
         trust_env=False,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,9 @@ from fedhen.data.inputs import Inputs
 from fedhen.data.partitions import deal
 from fedhen.data.storage import data_root
 from fedhen.errors import FleetError
-from fedhen.fleet.project import DATA, HOME, NODES, FleetProject, fit_to_nodes, node_names, run_line, shell_line
+from fedhen.fleet.project import DATA, NODES, FleetProject, fit_to_nodes, node_names, run_line
+from fedhen.fleet.services import write_services
 
-FIRST_PORT = 9101
-"""The port of the first node. Each node on one machine needs a different one."""
 LAST_PORT = 65535
 
 
@@ -29,7 +29,7 @@ def create_project(project: FleetProject, config: Config, nodes: Mapping[str, in
     """Writes the folder, with a shard of the recipe's data for each node."""
     if project.path.exists():
         raise FleetError(f"{project.path} exists: choose another folder")
-    check_address(project.address)
+    check_address(project.public)
     config = fit_to_nodes(config, nodes)
     # The server then does not keep every device's last model, which it does not need.
     config = replace(config, evaluation=replace(config.evaluation, devices=False), targets={})
@@ -37,7 +37,7 @@ def create_project(project: FleetProject, config: Config, nodes: Mapping[str, in
     shards = deal(data, config.split, config.devices.number, config.seed)
     # The data is now the app's own, so that this is another experiment than the recipe's.
     named = replace(config.data, name=OWN, limit=0)
-    project.write(replace(config, recipe=make_recipe_name(project.path), data=named), nodes)
+    project.write(replace(config, recipe=make_recipe_name(project.path), data=named))
     page = project.path / "fleet_app" / "data.py"
     text = page.read_text(encoding="utf-8")
     text = text.replace("INPUTS = (1, 8, 8)", f"INPUTS = {data.shape}").replace(
@@ -45,8 +45,10 @@ def create_project(project: FleetProject, config: Config, nodes: Mapping[str, in
     )
     page.write_text(text, encoding="utf-8")
     (project.path / DATA).mkdir()
+    (project.path / NODES).mkdir()
     for name, shard in zip(node_names(nodes), shards, strict=True):
         _save(project.path / DATA / f"{name}.npz", data.inputs(torch.from_numpy(shard)), data.y[shard])
+    write_services(project.path, project.public, node_names(nodes))
     _save(project.path / DATA / "test.npz", data.test_inputs(slice(None)), data.y_test)
 
 
@@ -65,17 +67,6 @@ def check_address(address: str) -> None:
         raise FleetError(f"--address {address!r}: write the address that nodes connect to")
 
 
-def warn_of_exposure(address: str) -> str:
-    """Returns a warning if other machines may reach the SuperLink, or else an empty string."""
-    host = address.rpartition(":")[0]
-    if host == "localhost" or ((known := _ip(host)) is not None and known.is_loopback):
-        return ""
-    return (
-        f"anyone who reaches {address} can register nodes and start runs, which run code on every node: "
-        "firewall the port, or see `Who sees what` in docs/fleet.md"
-    )
-
-
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host.strip("[]"))
@@ -92,14 +83,14 @@ def make_instructions(project: FleetProject, nodes: Mapping[str, int]) -> str:
     lines = [
         f"{path} is ready. fleet_app/data.py reads the data, config.toml has the settings; change both as you like.",
         "",
-        "# the server: Flower's SuperLink, which runs until it is stopped",
-        project.superlink_line(),
+        "# the server, which runs until it is stopped",
+        project.server_line(),
         "",
-        "# once: register the nodes' keys at the server",
-        *(shell_line(project.register_command(name), path / HOME) for name in every),
+        "# once: enrol the nodes; each gets a file",
+        *(shlex.join(_add_command(project, name)) for name in every),
         "",
-        f"# a node of each tier; each needs a different home, port and key{others}",
-        *(shell_line(_node_command(project, name, every.index(name)), path / NODES / name) for name in shown),
+        f"# a node of each tier{others}",
+        *(shlex.join(_node_command(project, name)) for name in shown),
         "",
         "# when all nodes are running: the training",
         run_line(path),
@@ -107,7 +98,15 @@ def make_instructions(project: FleetProject, nodes: Mapping[str, int]) -> str:
     return "\n".join(lines)
 
 
-def _node_command(project: FleetProject, name: str, place: int) -> list[str]:
-    data, state = project.path / DATA / f"{name}.npz", project.path / NODES / name / "state"
-    node: dict[str, str | int] = {"tier": name.rpartition("-")[0], "data": str(data), "state": str(state)}
-    return project.supernode_command(name, FIRST_PORT + place, node)
+def _add_command(project: FleetProject, name: str) -> list[str]:
+    out = str(project.path / NODES / f"{name}.toml")
+    tier = name.rpartition("-")[0]
+    return ["fedhen", "fleet", "add", name, "--tier", tier, "--fleet", str(project.path), "--out", out]
+
+
+def _node_command(project: FleetProject, name: str) -> list[str]:
+    nodes, data = project.path / NODES, project.path / DATA / f"{name}.npz"
+    return [
+        *("fedhen", "fleet", "node", str(nodes / f"{name}.toml")),
+        *("--data", str(data), "--state", str(nodes / name)),
+    ]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
+from types import MappingProxyType
 
 from fedhen.config import toml
 from fedhen.config.settings import Config
@@ -56,8 +57,8 @@ class FleetProject:
         """The folder in which Flower's own commands find the connection."""
         return self.path / HOME
 
-    def write(self, config: Config, nodes: Mapping[str, int]) -> None:
-        """Writes the whole folder, which must be new."""
+    def write(self, config: Config, nodes: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Writes the whole folder, which must be new, with a key for each of these nodes."""
         self.write_app(config)
         host = (self.public or self.address).rpartition(":")[0].strip("[]")
         if self.secure:
@@ -122,13 +123,14 @@ class FleetProject:
     def supernode_command(self, name: str, port: int, node: Mapping[str, str | int]) -> list[str]:
         """Returns the command that starts a node with its key and its settings."""
         key = self.path / KEYS / name
+        settings = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in node.items())
         tls = [
             *("--root-certificates", str(self.path / CERTIFICATES / CA)),
             *("--auth-supernode-private-key", str(key)),
         ]
         return [
             *("flower-supernode", "--superlink", self.address, "--port", str(port)),
-            *("--node-config", " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in node.items())),
+            *(["--node-config", settings] if settings else []),
             *(tls if self.secure else ["--insecure"]),
         ]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from fedhen.algorithm.sampling import make_sampler
 from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.devices.population import assign_tiers, compute_omega, make_population
@@ -21,8 +20,11 @@ from fedhen.experiment.experiment import Experiment, Step
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import App
-from fedhen.fleet.engine import POLL_SECONDS, FleetDevices, make_fleet_sampler
-from fedhen.fleet.membership import Membership, read_membership, sample_counts
+from fedhen.fleet.board import BoardWriter
+from fedhen.fleet.engine import POLL_SECONDS, FleetDevices
+from fedhen.fleet.fleet_roster import FleetRoster, count_samples
+from fedhen.fleet.membership import Membership, read_membership
+from fedhen.fleet.own_scores import FleetScores
 from fedhen.fleet.run_settings import START_ANOTHER_RUN
 from fedhen.hardware.accelerator import choose_device
 from fedhen.runs.layout import CONFIG, ROUNDS
@@ -49,8 +51,8 @@ def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
         )
     if run.config.attack.kind != "none":
         raise FleetError("attack.kind plays bad devices in simulations only: set it to none")
-    if run.config.evaluation.own:
-        raise FleetError("evaluation.own is not supported by a fleet: set it to false")
+    if run.config.devices.held_out:
+        raise FleetError("devices.held_out keeps devices of simulations out of training: set it to 0")
     membership, config = reopen_fleet(grid, run) if is_begun(run) else gather_fleet(grid, app, run)
     experiment = build_fleet_experiment(app, membership, replace(run, config=config))
     yield from play_run(run.folder, experiment, ResumePolicy(resume=run.resume, otherwise=START_ANOTHER_RUN))
@@ -67,7 +69,7 @@ def is_begun(run: FleetRun) -> bool:
 def gather_fleet(grid: Grid, app: App, run: FleetRun) -> tuple[Membership, Config]:
     """Gathers the fleet of a new run. Waits until enough nodes are connected."""
     config = save_each_round(run.config)
-    membership = Membership(grid, toml.to_toml(config))
+    membership = Membership(grid, toml.to_toml(config), tell=BoardWriter(run.folder).show)
     membership.wait_for_nodes(config.devices.number, config.fleet.wait_seconds, tuple(config.tiers))
     membership.number_devices(tuple(config.tiers))
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +81,7 @@ def reopen_fleet(grid: Grid, run: FleetRun) -> tuple[Membership, Config]:
     """Reads the fleet of a run that has begun. Its devices may have other node ids now, and some may connect later."""
     before = toml.read_toml(run.folder / CONFIG)
     config = replace(before, rounds=max(before.rounds, run.config.rounds), fleet=run.config.fleet)
-    membership = read_membership(run.folder, grid, config)
+    membership = read_membership(run.folder, grid, config, BoardWriter(run.folder).show)
     membership.wait_for_nodes(config.devices.active, config.fleet.wait_seconds)
     membership.save(run.folder, run.flower_run)
     return membership, config
@@ -97,7 +99,7 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
         config = replace(config, method=method.name)
     data = app.load_server_data(config)
     tier_of = assign_tiers(config)
-    examples = sample_counts(membership.members)
+    examples = count_samples(membership.members_of(1)[: len(tier_of)])
     omega = compute_omega(examples, tier_of, method.pools(tuple(config.tiers)))
     where = choose_device("auto")
     task = app.resolve_task(config)
@@ -115,16 +117,14 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
         outputs=outputs,
     )
 
-    def engine(start: EngineParts) -> Engine:
-        return Engine(
-            FleetDevices(start.plain.population, membership, partial(read_merged_rounds, run.folder), run.poll),
-            start.scoring,
-            lambda asked: [],
-        )
+    roster = FleetRoster(population, membership, run.folder, run.flower_run)
 
-    asked = min(config.devices.number, config.devices.active + config.fleet.spare_devices)
-    draw = make_sampler(replace(config.devices, active=asked), config.seed, tier_of)
-    return build.start_experiment(population, activate=make_fleet_sampler(draw, membership, config.seed), engine=engine)
+    def engine(start: EngineParts) -> Engine:
+        read_merged = partial(read_merged_rounds, run.folder)
+        devices = FleetDevices(start.plain.population, membership, read_merged, run.poll)
+        return Engine(devices, start.scoring, FleetScores(devices).score, admit=devices.admit)
+
+    return build.start_experiment(population, activate=roster.draw, engine=engine, roster=roster.take)
 
 
 def read_merged_rounds(folder: Path, number: int) -> dict[int, int]:

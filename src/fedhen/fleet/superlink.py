@@ -18,10 +18,10 @@ from fedhen.config.settings import Config
 from fedhen.errors import FedhenError, FleetError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fleet.certificates import CA
-from fedhen.fleet.membership import read_flower_run
+from fedhen.fleet.fleet_file import read_flower_run
 from fedhen.fleet.processes import Processes
 from fedhen.fleet.project import CONNECTION, FleetProject
-from fedhen.fleet.run_settings import CONFIG, RESUME, RUN
+from fedhen.fleet.run_settings import CONFIG, DELIVER, RESUME, RUN
 
 FLWR_TIMEOUT_SECONDS = 120.0
 """Limit for a `flwr` command, which may have to ship an app."""
@@ -99,13 +99,15 @@ class SuperLinkClient:
         """Registers a node's key."""
         self._flwr(*self.project.register_command(name)[1:])
 
-    def start(self, config: Config, run: Path, resume: bool = False) -> str:
-        """Starts or resumes a run. Returns Flower's number of it."""
+    def start(self, config: Config, run: Path, resume: bool = False, deliver: bool = False) -> str:
+        """Starts or resumes a run, or sends its models to the nodes. Returns Flower's number of it."""
         if resume and (before := read_flower_run(run)):
             # A run whose app was killed counts as running for another minute and keeps its nodes busy.
             with suppress(FleetError):
                 self.stop(before)
         settings = {CONFIG: toml.to_toml(config), RUN: str(run.resolve()), RESUME: resume}
+        # Apps from before models were delivered do not know the key.
+        settings |= {DELIVER: True} if deliver else {}
         with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
             file.write("".join(f"{key} = {toml.format_value(value)}\n" for key, value in settings.items()))
             file.flush()

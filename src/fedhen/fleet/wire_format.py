@@ -7,9 +7,10 @@ and shapes, and compares all of them before it builds a tensor.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -21,8 +22,9 @@ from torch import Tensor
 
 from fedhen.algorithm.failures import MAX_ERROR_LENGTH
 from fedhen.errors import one_line
-from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error
+from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error, parse_json
 from fedhen.params import SAFETENSORS_TYPES, Weights, count_bytes, is_finite
+from fedhen.version import VERSION
 
 FORMAT = 3
 WEIGHTS, SAFETENSORS, CONFIG_REQUEST = "weights", "safetensors", "config-request"
@@ -126,10 +128,30 @@ def read_question(content: RecordDict) -> str:
 
 
 def pack_identity(identity: Identity) -> RecordDict:
-    return RecordDict({"node": ConfigRecord({"format": FORMAT, **vars(identity)})})
+    return RecordDict({"node": ConfigRecord({"format": FORMAT, **vars(identity)}), "versions": pack_versions()})
+
+
+def pack_problem(error: str) -> RecordDict:
+    """Builds the reply of a node that cannot say what it is, with the reason."""
+    return RecordDict({"failure": ConfigRecord({"error": error}), "versions": pack_versions()})
+
+
+def pack_versions() -> ConfigRecord:
+    return ConfigRecord({"format": FORMAT, "fedhen": VERSION, "torch": str(torch.__version__)})
+
+
+def read_versions(content: RecordDict | str) -> Mapping[str, str]:
+    """Returns the versions of fedhen, torch and the protocol that a node reports; empty if it reports none."""
+    found = content.get("versions") if not isinstance(content, str) else None
+    if not isinstance(found, ConfigRecord):
+        return {}
+    return {name: one_line(str(found[name]))[:LONGEST_NAME] for name in ("fedhen", "torch", "format") if name in found}
 
 
 def read_identity(content: RecordDict) -> Identity:
+    if (other := read_versions(content).get("format", str(FORMAT))) != str(FORMAT):
+        raise Malformed(f"it speaks protocol {other}, and the server {FORMAT}: install fedhen {VERSION} there")
+    check_failure(content)
     values = _table(content, "node")
     try:
         identity = read_fields(Identity, values)
@@ -158,6 +180,46 @@ def read_order(content: RecordDict) -> Order:
         raise Malformed(f"the server's order cannot be read: {describe_error(error)}") from None
 
 
+def pack_scoring(order: Order, model: ArrayRecord, owners: Sequence[str]) -> RecordDict:
+    """Builds a node's order to score models on its own test data."""
+    content = pack_order(order, model)
+    content["scoring"] = ConfigRecord({"format": FORMAT, "owners": list(owners)})
+    return content
+
+
+def read_owners(content: RecordDict) -> tuple[str, ...]:
+    """Returns whose models a node is to score."""
+    found = _table(content, "scoring").get("owners")
+    if not isinstance(found, list):
+        raise Malformed("the server's order names no models to score")
+    return tuple(check_text(owner) for owner in found)
+
+
+def pack_sums(sums: Mapping[str, object]) -> RecordDict:
+    """Builds a node's reply: by owner, what its test data adds to each metric."""
+    return RecordDict({"scores": ConfigRecord({"format": FORMAT, "sums": json.dumps(sums)})})
+
+
+def read_sums(content: RecordDict, owners: Sequence[str], like: Sequence[Tensor]) -> dict[str, list[list[float]]]:
+    """Reads a node's sums by owner; those of an owner are empty if the node has no test data.
+
+    Raises `Malformed` unless there are numbers of the shapes of `like` for every metric and owner.
+    """
+    try:
+        found = parse_json(check_text(_table(content, "scores")["sums"]))
+        if [*found] != [*owners]:
+            raise ValueError("other models were scored")
+        for sums in found.values():
+            tensors = [torch.tensor(each, dtype=torch.float64) for each in sums]
+            if sums and [each.shape for each in tensors] != [each.shape for each in like]:
+                raise ValueError("the sums of a metric have another shape")
+            if not all(bool(torch.isfinite(each).all()) for each in tensors):
+                raise ValueError("a sum is not finite")
+    except PARSE_ERRORS as error:
+        raise Malformed(f"its scores cannot be read: {describe_error(error)}") from None
+    return dict(found)
+
+
 def pack_config_request() -> RecordDict:
     """Builds the reply of a node that does not have the configuration of an order."""
     return RecordDict({CONFIG_REQUEST: ConfigRecord({"format": FORMAT})})
@@ -178,12 +240,17 @@ def pack_failure(error: str) -> RecordDict:
     return RecordDict({"failure": ConfigRecord({"error": error})})
 
 
-def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mapping[str, Tensor], classes: int) -> Answer:
-    """Reads a node's answer. Raises `Malformed` unless it has exactly the names, shapes and types that were sent."""
+def check_failure(content: RecordDict) -> None:
+    """Raises `Malformed` with a node's reason if it could not do what it was asked."""
     if "failure" in content:
         failure = content["failure"]
         error = failure.get("error") if isinstance(failure, ConfigRecord) else None
         raise Malformed(one_line(str(error))[:MAX_ERROR_LENGTH] or "it could not train")
+
+
+def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mapping[str, Tensor], classes: int) -> Answer:
+    """Reads a node's answer. Raises `Malformed` unless it has exactly the names, shapes and types that were sent."""
+    check_failure(content)
     needed, known = {"update", "model"}, {"update", "model", *(["change"] if change else [])}
     if odd := sorted((needed - content.keys()) | (content.keys() - known)):
         problem = "missing" if odd[0] in needed else "unexpected"

@@ -38,7 +38,7 @@ def apply_image_layout(module: nn.Module, sample: Inputs, precision: Precision, 
     work = _count_multiplications(module, sample)
     if work:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        module.register_forward_pre_hook(_channels_last)
+        module.register_forward_pre_hook(to_channels_last)
         setattr(module, MARK, precision.name == "fp32" and mean(work) * batch_size < SMALL)
     return module
 
@@ -91,6 +91,7 @@ def _count_multiplications(module: nn.Module, sample: Tensor) -> list[float]:
     return found if same else []
 
 
-def _channels_last(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def to_channels_last(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Converts a module's first input; a hook that is called before each of its passes."""
     first, *others = inputs
     return (first.contiguous(memory_format=torch.channels_last), *others)

@@ -44,7 +44,7 @@ class Section:
 
 def make_page(comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart]) -> str:
     """Renders the report of a comparison; a table is followed by the chart that belongs to it."""
-    drawings = {chart.measure.table: _draw(chart) for chart in charts}
+    drawings = {chart.measure.table: draw_chart(chart) for chart in charts}
     if has_own_values(comparison):
         own = Distribution(comparison)
         drawings["own-data"] = Drawing([own.plots], own.title, f"{own.title}. {own.caption}", own.values())
@@ -60,8 +60,13 @@ def make_page(comparison: Comparison, tables: Sequence[Table], charts: Sequence[
     )
 
 
-def render_page(*, title: str, warnings: Sequence[str], sections: Sequence[Section], **parts: Any) -> str:
-    """Renders templates/page.html, which leaves out the parts that are not given."""
+def render_page(
+    *, title: str, warnings: Sequence[str], sections: Sequence[Section], live: bool = False, **parts: Any
+) -> str:
+    """Renders templates/page.html, which leaves out the parts that are not given.
+
+    A live page takes itself anew from where it came from, every two seconds.
+    """
     import jinja2
     import markupsafe
 
@@ -73,10 +78,10 @@ def render_page(*, title: str, warnings: Sequence[str], sections: Sequence[Secti
         keep_trailing_newline=True,
     )
     pages.filters["keep_units"] = _keep_units
-    script = pages.get_template("page.js").render()
-    # The page allows only the script with this checksum, and fetches nothing.
+    script = "".join(pages.get_template(name).render() for name in ("page.js", *(["live.js"] if live else [])))
+    # The page allows only the script with this checksum, and fetches nothing, or if it is live, only itself.
     parts |= {"script": markupsafe.Markup(script), "checksum": b64encode(sha256(script.encode()).digest()).decode()}
-    return pages.get_template("page.html").render(title=title, warnings=warnings, sections=sections, **parts)
+    return pages.get_template("page.html").render(title=title, warnings=warnings, sections=sections, live=live, **parts)
 
 
 def _keep_units(text: str) -> str:
@@ -89,7 +94,8 @@ def _join_names(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _draw(chart: Chart) -> Drawing:
+def draw_chart(chart: Chart) -> Drawing:
+    """Draws a chart for a page."""
     description = f"{chart.title} of {_join_names(chart.comparison.methods)}"
     values = list_values(chart.plots, chart.comparison.metric)
     return Drawing([chart.plots], description, f"{chart.title}. {chart.caption}", values)
@@ -98,13 +104,14 @@ def _draw(chart: Chart) -> Drawing:
 def _overview(comparison: Comparison) -> dict[str, str]:
     settings = _merge([run.config for run in comparison.runs])
     digest = _join_distinct(run.subject.data_digest[:8] for run in comparison.runs if run.subject.data_digest)
+    joined = sum(len(run.joined) for run in comparison.runs)
     shares = (run.settings.tiers.items() for run in comparison.runs)
     return {
         "Recipe": comparison.recipe,
         "Methods": ", ".join(map(comparison.heading, comparison.methods)),
         "Seeds": ", ".join(map(str, sorted({run.seed for run in comparison.runs}))),
         "Rounds": settings.get("rounds", ""),
-        "Devices": settings.get("devices.number", ""),
+        "Devices": settings.get("devices.number", "") + (f" ({joined} joined later)" if joined else ""),
         "Active a round": settings.get("devices.active", ""),
         "Tiers": _join_distinct(", ".join(f"{tier} {100 * share:.3g} %" for tier, share in each) for each in shares),
         "Task": _join_distinct(run.subject.task for run in comparison.runs if run.subject.task),

@@ -67,7 +67,7 @@ class Pricing:
         devices = self.run.settings.devices
         config = replace(Config(), tiers=dict(self.run.settings.tiers), targets={})
         settings = replace(config.devices, number=devices.number, active=1, tiers=tuple(devices.tiers))
-        return replace(config, devices=settings).tier_of_devices()
+        return [*replace(config, devices=settings).tier_of_devices(), *self.run.joined]
 
     @cached_property
     def operations(self) -> list[float]:
@@ -160,10 +160,14 @@ def price_runs(runs: Sequence[Run], profile: Profile, say: Callable[[str], None]
     """Returns the pricing of each run by its folder. `say` is called before operations are counted."""
     for run in runs:
         profile.check_tiers(run.tiers)
-        last, number = max((max(r.active, default=0) for r in run.rounds), default=0), run.settings.devices.number
+        last, number = max((max(r.active, default=0) for r in run.rounds), default=0), count_devices(run)
         if last >= number:
             raise CheckpointError(f"{run.folder} is damaged: device {last} was active, and there are {number} devices")
     return {str(run.folder): Pricing(run, profile, find_workload(run, say)) for run in runs}
+
+
+def count_devices(run: Run) -> int:
+    return run.settings.devices.number + len(run.joined)
 
 
 def find_workload(run: Run, say: Callable[[str], None]) -> Workload:
@@ -190,7 +194,7 @@ def find_workload(run: Run, say: Callable[[str], None]) -> Workload:
 
 def is_whole(run: Run, workload: Workload) -> bool:
     """Returns whether a workload says enough about a run."""
-    number = run.settings.devices.number
+    number = count_devices(run)
     return set(run.tiers) <= set(workload.training_operations) and (
         len(workload.examples) == number or set(run.tiers) <= set(workload.tier_examples)
     )

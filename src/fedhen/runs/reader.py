@@ -14,6 +14,7 @@ from fedhen.errors import CheckpointError, FedhenError, one_line
 from fedhen.fileio import untrusted
 from fedhen.fileio.untrusted import PARSE_ERRORS
 from fedhen.runs.folders import find_config
+from fedhen.runs.joined import read_joined
 from fedhen.runs.layout import ENVIRONMENT, MODEL_OWNERS, ROUNDS, SUMMARY, TIMING
 from fedhen.runs.records import (
     ACCURACY,
@@ -57,6 +58,11 @@ class Run:
         )
 
     @cached_property
+    def joined(self) -> list[str]:
+        """The tiers of the devices that joined a real fleet after its run began; they have the next numbers."""
+        return read_joined(self.folder, self.settings.devices.number, len(self.rounds))
+
+    @cached_property
     def settings(self) -> Settings:
         """The settings that reports interpret."""
         return parse_record(Settings, self.config)
@@ -79,9 +85,10 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The federated method, followed by "+" and the local variant unless that is plain."""
-        local = self.settings.local.name
-        return self.settings.method + (f"+{local}" if local != "plain" else "")
+        """The federated method, and after a "+" each the local variant and what makes models personal, if any."""
+        local, personal = self.settings.local.name, self.settings.personal.name
+        more = [*([local] if local != "plain" else []), *([personal] if personal != "none" else [])]
+        return "+".join([self.settings.method, *more])
 
     @property
     def label(self) -> str:

@@ -82,7 +82,11 @@ function prepare(plot, body) {
   plot.addEventListener("keydown", press);
 }
 
-for (const figure of document.querySelectorAll("figure")) {
-  const bodies = figure.querySelectorAll("details tbody");
-  figure.querySelectorAll(".plot").forEach((plot, place) => prepare(plot, bodies[place]));
+function prepareFigures(within) {
+  for (const figure of within.matches?.("figure") ? [within] : within.querySelectorAll("figure")) {
+    const bodies = figure.querySelectorAll("details tbody");
+    figure.querySelectorAll(".plot").forEach((plot, place) => prepare(plot, bodies[place]));
+  }
 }
+
+prepareFigures(document);
