@@ -24,7 +24,7 @@ from fedhen.deploy.runtime import Answer, Arrays
 from fedhen.deploy.source import Normalise, Source, TierModel
 from fedhen.deploy.split import count_stages
 from fedhen.errors import FedhenError, unknown_name
-from fedhen.experiment.saved_models import open_models
+from fedhen.experiment.saved_models import open_models, refuse_incomplete
 from fedhen.models.family import Family
 from fedhen.models.model_files import build_ready_module
 from fedhen.models.registry import make_family
@@ -130,6 +130,7 @@ def make_source(
 ) -> Source:
     """Reads what is exported from a run folder: the models of all tiers, and the data that files are checked on."""
     found = open_models(folder)
+    refuse_incomplete(found.config)
     if found.unfinished:
         warnings.warn(found.unfinished, stacklevel=2)
     config = found.config

@@ -35,6 +35,10 @@ PRIVATE = "private"
 
 MODEL_OWNERS = ("devices", "server")
 """Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""
+SERVER, PERSONAL, LOCAL = "server", "personal", "local"
+"""Whose models are scored on a device's own test data: the server's, the device's, one trained on its data alone."""
+OWN_MODELS = "own models"
+"""Where a record has this under `scored`, the server's scores are the means of the devices' own."""
 BEST = "best"
 MOMENTS = ("last", BEST)
 """Which models of a run there are: those of its last round, and those of the best round of each owner and tier."""
