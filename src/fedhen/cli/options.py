@@ -64,7 +64,9 @@ def add_data_dir(command: argparse.ArgumentParser) -> None:
 
 def add_machine(command: argparse.ArgumentParser) -> None:
     """Adds the hardware, the data folder, and whether to show progress."""
-    command.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="default: %(default)s")
+    command.add_argument(
+        "--accelerator", choices=ACCELERATORS, default="auto", help="where to compute (default: %(default)s)"
+    )
     add_data_dir(command)
     command.add_argument("--quiet", action="store_true", help="show no progress")
 
@@ -112,7 +114,8 @@ def add_stop(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--until",
         metavar="TIER=X,...",
-        help="stop when all these values of the primary metric are reached, like simple=90,complex=88; none: at none",
+        help="stop when all these values of the primary metric are reached, like simple=90,complex=88; none: no "
+        "targets",
     )
     command.add_argument(
         "--patience", type=int, metavar="N", help="stop after N evaluations in a row that improve no tier; 0: never"

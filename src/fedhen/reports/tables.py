@@ -16,6 +16,7 @@ from fedhen.reports.costs import (
     gain,
     measure_cost,
 )
+from fedhen.reports.early_exits import EarlyExits
 from fedhen.reports.names import GAIN, LOWER_BOUND, OWNER_NAMES, SEEDS_TO_TARGET, capitalise
 from fedhen.reports.outcome import make_outcome_table
 from fedhen.reports.own_data import has_own_values, make_own_tables
@@ -36,7 +37,9 @@ def make_tables(
     costs = (make_cost_table(comparison, targets, owner, measure) for measure in measures)
     spending = (priced.make_table(comparison), make_participation_table(comparison, priced)) if priced else ()
     own = make_own_tables(comparison) if has_own_values(comparison) else ()
-    return (*costs, *spending, make_outcome_table(comparison), *own)
+    exits = EarlyExits(comparison)
+    early = (exits.table(),) if exits else ()
+    return (*costs, *spending, make_outcome_table(comparison), *own, *early)
 
 
 def make_cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], owner: str, measure: Measure) -> Table:
