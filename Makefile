@@ -1,5 +1,5 @@
 # make demo    install into .venv and run FedHeN, NoSide and Decouple side by side on embedded data
-# make quick   the tests of a second or two each, in one process: under a minute on two cores
+# make quick   the quick tests, in two processes: under a minute on two cores
 # make test    all tests          make check    format, lint and types          make format    mend the format
 # make torture kill runs 200 times, and compare them with runs that were left alone
 # make executorch  the tests of ExecuTorch files, in an environment of their own (.venv-executorch)

@@ -32,6 +32,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if any(re.search(rf"\bmark\.{name}\b", line) for name in left_out for line in marks) else None
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Names a test's group at the end of its id, by which `--dist loadgroup` keeps a group in one process.
+
+    xdist 3.8 writes it to an attribute that pytest 9.2 no longer reads: every process then starts fleets of its own.
+    """
+    for item in items if config.getoption("loadgroup", False) else []:
+        for group in (f"@{mark.args[0]}" for mark in item.iter_markers("xdist_group")):
+            if not item.nodeid.endswith(group):
+                item._id = type(item._id).parse(item.nodeid + group)
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Makes what a test draws independent of the tests before it."""

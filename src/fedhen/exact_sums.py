@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -14,6 +14,16 @@ STEPS = 2.0**36
 """Steps in 1.0: a weight is rounded once, by at most 2^-37, about 7e-12."""
 LIMIT = 2.0**62
 """The sum over all devices stays below it, so that it cannot overflow."""
+
+BLOCK = 1 << 17
+"""Weights that a CPU converts at a time. The system takes longer to provide larger temporaries than the sums take."""
+
+
+def split_blocks(vector: Tensor) -> Iterator[slice]:
+    """Yields the parts of packed weights to convert one after the other: on a GPU all at once."""
+    size = BLOCK if vector.device.type == "cpu" else max(1, len(vector))
+    for begin in range(0, len(vector), size):
+        yield slice(begin, begin + size)
 
 
 class FixedPoint:
@@ -35,11 +45,11 @@ class FixedPoint:
             }
             self.steps = pack(kinds)
 
-    def of(self, vector: Tensor) -> Tensor:
-        """Returns packed weights as whole numbers of steps."""
-        whole = vector.to(torch.float64, copy=True).mul_(self.steps).round_()
-        # With one step for all weights, those furthest from zero can be found in the vector, which is half as large.
-        low, high = whole.aminmax() if isinstance(self.steps, Tensor) else self._scale(vector.aminmax())
+    def of(self, vector: Tensor, part: slice = slice(None)) -> Tensor:
+        """Returns packed weights, or a part of them, as whole numbers of steps."""
+        steps = self.steps[part] if isinstance(self.steps, Tensor) else self.steps
+        whole = vector[part].to(torch.float64, copy=True).mul_(steps).round_()
+        low, high = whole.aminmax()
         if bool(torch.maximum(-low, high) > self.most):
             whole.clamp_(-self.most, self.most)
             if not self.warned:
@@ -47,9 +57,6 @@ class FixedPoint:
                 bound = f"{self.most / STEPS:,.0f}"
                 warnings.warn(f"weights beyond ±{bound} are clipped to it in the all-devices average", stacklevel=2)
         return whole.long()
-
-    def _scale(self, extremes: Sequence[Tensor]) -> list[Tensor]:
-        return [extreme.double().mul_(self.steps).round_() for extreme in extremes]
 
     def mean(self, total: Tensor) -> Tensor:
         """Returns the mean over all devices of weights whose sum is `total`, in float64."""

@@ -33,7 +33,8 @@ from support.tiny import TINY_OPTIONS
 
 pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
 ort = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-pytestmark = pytest.mark.slow
+# In one process, which trains the run and exports it once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("an export")]
 
 FILES = ["simple.onnx", "complex.onnx", "cascade.onnx"]
 

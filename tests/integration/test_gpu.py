@@ -225,24 +225,24 @@ def test_lower_precisions_stay_near(precision: str) -> None:
 class Own(nn.Module):
     """A user's network, with a given layer between its products."""
 
-    def __init__(self, deep: bool, beside: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, deep: bool, extra: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.first, self.exit = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 10)
         self.second = nn.Conv2d(8, 8, 3, padding=1) if deep else None
         self.top = nn.Linear(8, 10) if deep else None
-        self.beside = beside
+        self.extra = extra
 
     def forward(self, x: Tensor) -> list[Tensor]:
         x = torch.tanh(self.first(x))
-        x = self.beside(x) if self.training else x
+        x = self.extra(x) if self.training else x
         logits = [self.exit(x.amax((2, 3)))]
         if self.second is not None and self.top is not None:
             logits.append(self.top(F.gelu(self.second(x)).mean((2, 3))))
         return logits
 
 
-def own(beside: Callable[[Tensor], Tensor], *settings: str) -> Experiment:
-    family = Family({"simple": lambda: Own(False, beside), "complex": lambda: Own(True, beside)})
+def own(extra: Callable[[Tensor], Tensor], *settings: str) -> Experiment:
+    family = Family({"simple": lambda: Own(False, extra), "complex": lambda: Own(True, extra)})
     config = toml.apply_settings(
         load_recipe("digits"),
         ["rounds=2", "evaluation.every=2", "runtime.precision=fp32", "training.epochs=1", *settings],
@@ -257,7 +257,7 @@ def test_a_users_own_family_is_captured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("beside", "reason"),
+    ("extra", "reason"),
     [
         (lambda x: F.dropout(x, 0.2), "it draws random numbers"),
         (lambda x: x * min(1.0, float(x.abs().sum()) + 1), "cannot be captured"),
@@ -265,14 +265,14 @@ def test_a_users_own_family_is_captured() -> None:
     ids=["dropout", "a number read on the host"],
 )
 def test_a_module_that_cannot_be_captured_is_trained_plainly_with_one_warning(
-    beside: Callable[[Tensor], Tensor], reason: str
+    extra: Callable[[Tensor], Tensor], reason: str
 ) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        fast = own(beside)
+        fast = own(extra)
     told = [str(w.message) for w in said if "one device at a time" in str(w.message)]
     assert len(told) == 2 and all(reason in line for line in told)
-    assert apart(own(beside, "runtime.engine=plain"), fast) < 1e-4
+    assert apart(own(extra, "runtime.engine=plain"), fast) < 1e-4
     torch.randn(2, device="cuda")  # A capture that broke must not keep others from drawing.
 
 

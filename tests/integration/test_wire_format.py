@@ -21,7 +21,7 @@ from fedhen.config.settings import Config
 from fedhen.data.digits import load_digits
 from fedhen.devices.population import assign_tiers
 from fedhen.errors import FedhenError
-from fedhen.fleet import membership, wire_format
+from fedhen.fleet import fleet_file, membership, wire_format
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
 from fedhen.fleet.client import FleetClient
@@ -221,12 +221,12 @@ def test_a_damaged_fleet_file_is_refused_in_one_line(change: dict[str, Any], tmp
     chosen = fleet_config("fedhen", "plain")
     whole = {"run": "r", "flower": "7", "devices": [{**IDENTITY, "node": "12"}] * 6}
     (tmp_path / "fleet.json").write_text(json.dumps(whole))
-    member = membership.read_membership(tmp_path, grid([], tmp_path), chosen).members[5]
-    assert (member.identity.samples, member.node, membership.read_flower_run(tmp_path)) == (3, 12, "7")
+    member = membership.read_membership(tmp_path, grid([], tmp_path), chosen, lambda board: None).members[5]
+    assert (member.identity.samples, member.node, fleet_file.read_flower_run(tmp_path)) == (3, 12, "7")
     (tmp_path / "fleet.json").write_text(json.dumps({**whole, **change}))
     with pytest.raises(FedhenError, match=r"fleet\.json is damaged"):
-        membership.read_membership(tmp_path, grid([], tmp_path), chosen)
-    assert membership.read_flower_run(tmp_path) == ""
+        membership.read_membership(tmp_path, grid([], tmp_path), chosen, lambda board: None)
+    assert fleet_file.read_flower_run(tmp_path) == ""
 
 
 LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.float64), "c": torch.zeros(0, 4)}

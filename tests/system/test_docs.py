@@ -59,7 +59,12 @@ def test_every_setting_is_in_the_table() -> None:
     assert section(CONFIGURATION.read_text(), "settings") == settings_table(), "run `make docs`"
 
 
+PRINTED: dict[str, list[list[str]]] = {}
+"""Command -> the tables that it prints. Pages quote the same command, which reads all records of the paper's runs."""
+
+
 @pytest.mark.slow
+@pytest.mark.xdist_group("results")
 @pytest.mark.parametrize(
     ("name", "tables"),
     {"docs/results.md": 2, "docs/results-cifar10.md": 16, "docs/results-cifar100.md": 15}.items(),
@@ -71,15 +76,14 @@ def test_results_are_those_of_the_runs(
 
     That is `fedhen paper --runs results` where no command is named.
     """
-    printed: dict[str, list[list[str]]] = {}
 
     def tables_of(command: str) -> list[list[str]]:
-        if command not in printed:
+        if command not in PRINTED:
             words = [sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in command.split()[1:]]
-            assert main([*chain.from_iterable(words), "--out", str(tmp_path / str(len(printed)))]) == 0
+            assert main([*chain.from_iterable(words), "--out", str(tmp_path / str(len(PRINTED)))]) == 0
             lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("───")]
-            printed[command] = parts(lines)
-        return printed[command]
+            PRINTED[command] = parts(lines)
+        return PRINTED[command]
 
     def parts(lines: Sequence[str]) -> list[list[str]]:
         """Tables as their lines; columns are as wide as their widest cell, which may be in a row that is not quoted."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
 
-from fedhen.data.inputs import Inputs, call_module, list_tensors, map_tensors
+from fedhen.data.inputs import Inputs, call_module, map_tensors
 from fedhen.deploy.quiet import quiet
 from fedhen.deploy.source import name_inputs, take_examples
 from fedhen.errors import FedhenError, one_line
@@ -127,9 +127,3 @@ def batch_axes(value: Any, batch: Any) -> list[int]:
         for axis, size in enumerate(value.shape)
         if isinstance(size, torch.SymInt) and size.node.expr == batch.node.expr
     ]
-
-
-def run_flat(module: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """Returns the outputs of a captured module."""
-    with torch.no_grad():
-        return list(module(*list_tensors(inputs)))

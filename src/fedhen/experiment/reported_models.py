@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhen.algorithm.updates import Update
 from fedhen.devices.state_store import StateStore
 from fedhen.distributed.communicator import ALONE, Ranks
-from fedhen.exact_sums import FixedPoint
+from fedhen.exact_sums import FixedPoint, split_blocks
 from fedhen.params import TierModels, Weights, pack, unpack
 
 
@@ -119,8 +119,11 @@ class AllDevicesAverage:
 
     def _put(self, device: int, vector: Tensor) -> None:
         tier = self.tier_of[device]
-        self.moved[tier] += self.fixed[tier].of(vector)
-        self.moved[tier] -= self._before(device)
+        fixed, moved, start = self.fixed[tier], self.moved[tier], self.start[tier]
+        before = self.rows.vector(device) if device in self.rows else None
+        for part in split_blocks(vector):
+            moved[part].add_(fixed.of(vector, part))
+            moved[part].sub_(start[part] if before is None else fixed.of(before, part))
         self.rows.put(device, vector, self.initial[tier])
 
     def _before(self, device: int) -> Tensor:

@@ -99,11 +99,9 @@ def read_board(folder: Path) -> Board | None:
 
 def _read_node(values: Mapping[str, Any]) -> NodeState:
     texts = ("node", "name", "tier", "fedhen", "torch", "problem")
-    optional = {
-        "device": untrusted.check_int,
-        "samples": untrusted.check_int,
-        "seen": untrusted.check_number,
-    }
     known = {name: untrusted.check_text(values[name]) for name in texts}
-    rest = {name: None if values[name] is None else check(values[name]) for name, check in optional.items()}
-    return NodeState(**known, **rest, online=values["online"] is True)  # type: ignore[arg-type]
+    device, samples = (
+        None if values[name] is None else untrusted.check_int(values[name]) for name in ("device", "samples")
+    )
+    seen = None if values["seen"] is None else untrusted.check_number(values["seen"])
+    return NodeState(**known, device=device, samples=samples, seen=seen, online=values["online"] is True)

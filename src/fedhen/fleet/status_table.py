@@ -8,8 +8,6 @@ from collections.abc import Callable
 from fedhen.fleet.status import FleetStatus, NodeStatus
 from fedhen.reports.rendering import Group, Table, make_printable
 
-LONGEST_PROBLEM = 160
-
 
 def to_text(status: FleetStatus) -> str:
     """Writes what the terminal shows."""
@@ -19,7 +17,7 @@ def to_text(status: FleetStatus) -> str:
     else:
         rows = [tuple(column for column, _ in COLUMNS), *(make_row(node) for node in status.nodes)]
         widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
-        kept = [place for place in range(len(COLUMNS)) if any(row[place] for row in rows[1:])]
+        kept = choose_columns(status)
         lines += ["", *("  ".join(row[p].ljust(widths[p]) for p in kept).rstrip() for row in rows)]
     problems = [f"{node.name}: {node.problem}" for node in status.nodes if node.problem]
     return make_printable("\n".join([*lines, *([""] if problems else []), *problems]))
@@ -72,7 +70,13 @@ COLUMNS: tuple[tuple[str, Callable[[NodeStatus], str]], ...] = (
 
 def make_node_table(status: FleetStatus) -> Table:
     """Makes the table of nodes on the page."""
-    columns = (*(name for name, _ in COLUMNS), "Problem")
-    rows = tuple((*make_row(node), node.problem[:LONGEST_PROBLEM]) for node in status.nodes)
+    kept = choose_columns(status)
+    rows = tuple(tuple(COLUMNS[place][1](node) for place in kept) for node in status.nodes)
     count = f"{status.online} of {len(status.nodes)} online"
-    return Table("nodes", "Nodes", columns, (Group(count, rows),), describe_server(status))
+    meaning = "The last round is the last one with the node’s answer."
+    return Table("nodes", "Nodes", tuple(COLUMNS[place][0] for place in kept), (Group(count, rows),), meaning)
+
+
+def choose_columns(status: FleetStatus) -> list[int]:
+    """Returns the columns in which there is anything."""
+    return [place for place, (_, show) in enumerate(COLUMNS) if any(map(show, status.nodes))]

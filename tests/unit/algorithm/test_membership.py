@@ -33,7 +33,7 @@ def test_the_mean_of_the_memories_is_by_definition_that_of_all_devices(local, po
     def mean_of(counts: dict[str, list[int]], tier: str, pool: tuple[str, ...], name: str) -> np.ndarray:
         devices = sum(len(counts[t]) for t in pool)
         examples = sum(sum(counts[t]) for t in pool)
-        total, holders = np.zeros((2, 2) if name == "wide" else shapes[tier][name]), 0.0
+        total = np.zeros((2, 2) if name == "wide" else shapes[tier][name])
         holders = np.zeros_like(total)
         for each in pool:
             if name not in shapes[each]:
@@ -46,7 +46,8 @@ def test_the_mean_of_the_memories_is_by_definition_that_of_all_devices(local, po
                 if place < len(memories[each]):
                     total[corner] += weight * memories[each][place][name]
         corner = tuple(slice(size) for size in shapes[tier][name])
-        return total[corner] / holders[corner]
+        mean: np.ndarray = total[corner] / holders[corner]
+        return mean
 
     after = {tier: EXAMPLES[tier] + JOINING[tier] for tier in EXAMPLES}
     pool_of = {tier: pool for pool in pools(["simple", "complex"]) for tier in pool}

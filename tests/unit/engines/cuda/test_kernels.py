@@ -36,13 +36,13 @@ def test_norm_and_relu(shape: tuple[int, ...], adds: bool) -> None:
 
     x, other = (images(*shape).mul_(2).add_(1).requires_grad_() for _ in range(2))
     weight, bias = (torch.randn(shape[1], device=WHERE, requires_grad=True) for _ in range(2))
-    onto, beside = images(*shape), images(*shape)
+    onto, onto_sum = images(*shape), images(*shape)
     total = x + other if adds else x
     y = F.relu(F.group_norm(total, 2, weight, bias))
     if adds:
-        expected = torch.autograd.grad([total, y], [x, other, weight, bias], [beside, onto])
+        expected = torch.autograd.grad([total, y], [x, other, weight, bias], [onto_sum, onto])
         pair = _NormRelu.apply(x, other, weight, bias, 2, 1e-5)
-        found = torch.autograd.grad(pair, [x, other, weight, bias], [beside, onto])
+        found = torch.autograd.grad(pair, [x, other, weight, bias], [onto_sum, onto])
         out = pair[1]
     else:
         expected = torch.autograd.grad(y, [x, weight, bias], onto)
