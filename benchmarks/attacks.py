@@ -1,14 +1,14 @@
 """Attacks on the digits: the accuracy of both models without and with bounded updates, over three seeds.
 
-    python benchmarks/attacks.py [SEEDS...]
+    python benchmarks/attacks.py [--only none shifted ...] [--bad 1 3] [--seeds 0 1 2]
 
 20 devices with IID data, of which 10 are active in each of 25 rounds. One bad device is complex; of three bad devices
-one is simple and two are complex. Every run is played in this process.
+one is simple and two are complex. Every run is played in this process: about 25 minutes for all on two cores.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -58,13 +58,19 @@ def show(name: str, attack: AttackConfig, seeds: Sequence[int]) -> None:
 
 
 def main() -> None:
-    seeds = [int(word) for word in sys.argv[1:]] or [0, 1, 2]
-    print(f"simple / complex, mean (smallest–largest) over seeds {', '.join(map(str, seeds))}\n")
+    parser = argparse.ArgumentParser(description="attacks on the digits, without and with bounded updates")
+    kinds = ["none", *(attack.kind for attack in ATTACKS)]
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="these attacks")
+    parser.add_argument("--bad", nargs="+", type=int, choices=[*BAD], default=[*BAD], help="bad devices")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    options = parser.parse_args()
+    print(f"simple / complex, mean (smallest–largest) over seeds {', '.join(map(str, options.seeds))}\n")
     print(f"| attack | {' | '.join(DEFENCES)} |\n|---|---|---|", flush=True)
-    show("none", AttackConfig(), seeds)
+    if "none" in options.only:
+        show("none", AttackConfig(), options.seeds)
     for attack in ATTACKS:
-        for number, share in BAD.items():
-            show(f"{attack.kind} {attack.strength:g}, {number}", replace(attack, share=share), seeds)
+        for number in options.bad if attack.kind in options.only else ():
+            show(f"{attack.kind} {attack.strength:g}, {number}", replace(attack, share=BAD[number]), options.seeds)
 
 
 if __name__ == "__main__":

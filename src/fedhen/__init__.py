@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedhen.api.result import Run, Trained, open_run
     from fedhen.api.saved import evaluate, load, report
     from fedhen.api.training import resume, rounds, run, train
+    from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
     from fedhen.config.recipes import RECIPES
     from fedhen.config.settings import (
         CheckpointConfig,
@@ -66,6 +67,7 @@ _HOMES = {
     "fedhen.api.result": ("Run", "Trained", "open_run"),
     "fedhen.api.saved": ("evaluate", "load", "report"),
     "fedhen.api.training": ("resume", "rounds", "run", "train"),
+    "fedhen.config.privacy_settings": ("AttackConfig", "PrivacyConfig"),
     "fedhen.config.recipes": ("RECIPES",),
     "fedhen.config.settings": (
         *("CheckpointConfig", "Config", "DataConfig", "DevicesConfig", "EvaluationConfig", "FleetConfig"),
@@ -100,6 +102,7 @@ __all__ = [
     "METHODS",
     "NOSIDE",
     "RECIPES",
+    "AttackConfig",
     "Cascade",
     "CheckpointConfig",
     "CheckpointError",
@@ -126,6 +129,7 @@ __all__ = [
     "Normalisation",
     "ObjectiveConfig",
     "Observer",
+    "PrivacyConfig",
     "Regression",
     "Rounds",
     "Run",

@@ -21,6 +21,7 @@ from torch import nn
 import fedhen
 from fedhen.cli import main
 from fedhen.data.digits import load_digits
+from fedhen.deploy.exit_file import read_exits
 from fedhen.deploy.export import export_models
 from fedhen.deploy.manifest import CARD, MANIFEST, NEVER
 from fedhen.deploy.runtime import open_export
@@ -207,6 +208,8 @@ def test_the_command_studies_the_exits(run: Path, exported: Path, capsys: pytest
     manifest = open_export(exported).manifest
     assert manifest.cascade is not None and manifest.cascade.study is not None
     study = manifest.cascade.study
+    kept = read_exits(run)
+    assert kept is not None and (kept.round, kept.study) == (1, study)
     rows = {line.split()[0]: line.split()[1:] for line in lines if line}
     assert rows["simple"][0] == f"{100 * (study.score['simple'] or 0):.1f}"
     assert rows["complex"][2:] == ["100.0", "%"]
@@ -291,7 +294,7 @@ def test_int8_needs_examples_and_must_not_lose_too_much(run: Path, tmp_path: Pat
     with pytest.raises(FedhenError, match="int8 needs training examples to calibrate on"):
         export_models(source, tmp_path / "out", int8=True)
     with pytest.raises(
-        FedhenError, match=r"simple-int8\.onnx is .* points below the model \(--tolerance -100\): not written"
+        FedhenError, match=r"simple-int8\.onnx is .* points below the model, and the tolerance is -100: not written"
     ):
         fedhen.export(run, tmp_path / "out", int8=True, tier="simple", tolerance=-100)
     assert not list(tmp_path.iterdir())

@@ -83,6 +83,24 @@ def test_ten_thousand_devices_keep_no_more_tensors_than_a_hundred() -> None:
     assert many <= few + 3 * 4 * 100, "a row of the larger model is 67 numbers, and some device trained twice of 100"
 
 
+@pytest.mark.slow
+def test_personal_models_are_kept_only_of_devices_that_have_trained() -> None:
+    """1,000 devices that keep a model each, of which at most 12 train, and all are scored, one model at a time."""
+
+    def alive(devices: int) -> float:
+        own = {"every": 3, "own": True, "devices": False}
+        run = experiment(devices, personal={"name": "ditto", "adapt_epochs": 0}, evaluation=own)
+        steps = list(run.play())
+        trained = {device for step in steps for device in step.record["active"]}
+        assert set(run.memory) == trained and len(trained) <= 12
+        scored = [len(values) for values in steps[-1].record["own"]["personal"].values()]
+        assert sum(scored) == devices
+        gc.collect()
+        return float(sum(t.numel() for t in gc.get_objects() if issubclass(type(t), torch.Tensor)))
+
+    assert alive(1000) <= alive(20) + 3 * 4 * 100, "a copy of the larger model is 67 numbers"
+
+
 def test_without_the_devices_average_nothing_is_kept_for_it(tmp_path: Path) -> None:
     run = experiment(10, evaluation={"every": 3, "devices": False})
     records = [step.record for step in run.play()]

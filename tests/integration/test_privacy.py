@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from fedhen.cli.training import describe_result
 from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
@@ -87,7 +88,7 @@ def test_what_a_private_run_writes(tmp_path: Path) -> None:
     config = small(*CENTRAL, "devices.sampling=bernoulli", "devices.active=2", "evaluation.every=3")
     folder = simulate(config, tmp_path / "run")
     (private := folder / "private").stat()
-    assert private.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in (private, folder / "checkpoints")] == [0o700, 0o700]
     hidden = [json.loads(line) for line in (private / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in hidden] == [1, 2, 3] and any(line["active"] for line in hidden)
     for number, line in enumerate(lines(folder), start=1):
@@ -98,12 +99,27 @@ def test_what_a_private_run_writes(tmp_path: Path) -> None:
     assert summary["privacy"]["epsilon"] == lines(folder)[-1]["epsilon"]
     assert summary["privacy"]["delta"] == default_delta(4)
     assert summary["privacy"]["guarantee"].startswith("simulated")
+    shown = describe_result(folder)
+    spent = summary["privacy"]["epsilon"]
+    assert f"differential privacy: ε = {spent:.3g}, δ = 0.01 (Rényi divergence" in shown and "\nsimulated:" in shown
     assert sorted(path.name for path in (folder / "models").iterdir()) == [
         "server-complex.safetensors",
         "server-simple.safetensors",
     ]
     with safe_open(next((folder / "checkpoints").glob("round-*.safetensors")), framework="pt") as saved:
         assert all(math.isnan(loss) for loss in saved.get_tensor("losses").tolist())
+
+
+@pytest.mark.slow
+def test_nothing_that_may_be_published_depends_exactly_on_data(tmp_path: Path) -> None:
+    """No number of examples and no checksum, but for runs that make no promise."""
+    folders = [simulate(small(*more, "rounds=1"), tmp_path / str(n)) for n, more in enumerate([(), CENTRAL])]
+    found = [
+        {name: json.loads((f / name).read_text()) for name in ("environment.json", "summary.json")} for f in folders
+    ]
+    assert found[0]["environment.json"]["data_digest"] and found[0]["summary.json"]["examples"]
+    assert "data_digest" not in found[1]["environment.json"]
+    assert not {"examples", "tier_examples"} & found[1]["summary.json"].keys()
 
 
 @pytest.mark.slow
@@ -159,6 +175,8 @@ REFUSED = [
     ("local.name=feddyn", "local.name=feddyn keeps a memory"),
     ("privacy.bound=0", "set privacy.bound"),
     ("privacy.separation=3", "need at least 12 devices"),
+    ("fleet.answers=2", "the first answers would end a round"),
+    ("fleet.spare_devices=1", "the first answers would end a round"),
 ]
 
 
@@ -167,13 +185,14 @@ def test_what_breaks_the_promise_is_refused(change: str, message: str) -> None:
     """By the function that the server and every node call."""
     config = small(*CENTRAL, change)
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_promise(config, two_exits())
+        check_promise(config, two_exits(), is_fleet=True)
 
 
 def test_every_reason_is_named_at_once() -> None:
-    changes = [change for change, _ in REFUSED if "local" not in change and "separation" not in change]
+    changes = [change for change, _ in REFUSED if change.split(".")[0] not in ("local", "fleet", "privacy")]
+    changes += ["privacy.bound=0"]
     assert len(refusals(small(*CENTRAL, *changes), two_exits(), own_sampler=True)) == len(changes) + 1
-    assert refusals(small(*CENTRAL), two_exits()) == []
+    assert refusals(small(*CENTRAL, "fleet.spare_devices=1"), two_exits()) == [], "simulations ignore it"
     assert refusals(small(*CENTRAL, "devices.sampling=bernoulli"), two_exits(), is_fleet=True) != []
     assert refusals(small("privacy.noise=1"), two_exits()) == [
         "it adds no noise: set privacy.mechanism=central, or privacy.noise=0"

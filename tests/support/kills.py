@@ -266,7 +266,8 @@ def play_with_kills(
 
 def lasting_files(folder: Path) -> dict[str, bytes]:
     """Returns the files that no interruption may change: records, models and the state of the checkpoints."""
-    files = [folder / "rounds.jsonl", *folder.glob("models/*"), *folder.glob("checkpoints/*.safetensors")]
+    written = ("models/*", "checkpoints/*.safetensors", "private/rounds.jsonl")
+    files = [folder / "rounds.jsonl", *(path for pattern in written for path in folder.glob(pattern))]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

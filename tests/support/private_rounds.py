@@ -44,7 +44,8 @@ def make_central(
         "within": within,
         "model_bytes": {},
     }
-    ledger = Ledger((0,), bound, shapes=noise_shapes(pools([*server]), server, contributed, bool(within)))
+    shapes = noise_shapes(pools([*server]), server, contributed, bool(within))
+    ledger = Ledger((0,), bound, shapes=shapes, bands=separation)
     return kind(rule or ServerConfig(), ledger, **values | more)
 
 

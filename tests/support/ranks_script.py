@@ -50,6 +50,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "topk": {"wire": {"down": "bf16", "up": "topk", "keep": 0.3}},
     "int8": {"wire": {"up": "int8"}},
+    "ditto": {"personal": {"name": "ditto", "adapt_epochs": 1}, "evaluation": {"every": 3, "own": True}},
 }
 """Name -> settings."""
 

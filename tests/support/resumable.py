@@ -20,6 +20,11 @@ RUNS_TO_KILL = {
         *("privacy.mechanism=central", "privacy.bound=0.5", "privacy.noise=0.2", "privacy.separation=2"),
         *("privacy.within=0.5", "evaluation.devices=false", "evaluation.every=20", "checkpoint.rounds=3"),
     ],
+    "ditto": ["personal.name=ditto", "evaluation.every=60", "runtime.storage=disk", "checkpoint.rounds=3"],
+    "fedrep": [
+        *("personal.name=fedrep", "evaluation.own=true", "evaluation.devices=false", "evaluation.every=30"),
+        *("local.name=feddyn", "runtime.engine=fast"),
+    ],
     "by loss": ["devices.sampling=loss", "evaluation.every=3"],
 }
 """Name -> settings."""

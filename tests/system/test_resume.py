@@ -75,7 +75,11 @@ def stopped_after(forks: Forks, command: list[str], folder: Path, rounds: int, n
 
 
 @pytest.mark.parametrize(
-    ("kind", "kills"), [("plain", 7), ("scaffold", 7), ("optimisers, coded", 6), ("by loss", 6), ("private", 20)]
+    ("kind", "kills"),
+    {
+        **{"plain": 7, "scaffold": 7, "optimisers, coded": 6, "by loss": 6, "private": 20},
+        **{"ditto": 4, "fedrep": 4},
+    }.items(),
 )
 def test_a_run_that_is_killed_again_and_again_gives_the_same_bytes(
     kind: str, kills: int, forks: Forks, tmp_path: Path

@@ -31,6 +31,10 @@ class Holding:
     """The exits of its model that its objective reads or its pool shares, shallowest first."""
     fixed: Shapes = field(default_factory=dict)
     """The weights that no device of its pool trains, such as frozen ones. A device receives them once."""
+    personal: Shapes = field(default_factory=dict)
+    """The weights that are personal and never travel."""
+    tuned: frozenset[str] = frozenset()
+    """Those of them that its loss reaches."""
 
 
 def find_holdings(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
+from fedhen.algorithm.gradients import FOLLOW_LOSS, Batch, Gradient, LossOf
 from fedhen.algorithm.local_variants import NO_CORRECTION, Correction
 from fedhen.algorithm.objectives import Objective
 from fedhen.algorithm.optimizers import Optimizer, make_optimizer
 from fedhen.config.settings import TrainingConfig
-from fedhen.data.inputs import Inputs, call_module
 from fedhen.hardware.precision import FULL, Precision
 
 
@@ -37,11 +39,14 @@ class LocalProblem:
     mask: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda logits: logits
     """Applied to the logits before the objective: `training.masked_loss` hides classes that the device lacks."""
     precision: Precision = FULL
+    gradient: Gradient = FOLLOW_LOSS
+    """How the gradient of a step is computed, and from how many batches."""
+    clips: bool = True
 
 
 def train_locally(
     module: nn.Module,
-    batches: Iterable[tuple[Inputs, Tensor]],
+    batches: Iterable[Batch],
     problem: LocalProblem,
     optimizer: Optimizer | None = None,
 ) -> tuple[float, int]:
@@ -55,20 +60,40 @@ def train_locally(
     problem.precision.choose()
     optimizer = optimizer or make_optimizer(problem.training, problem.lr, problem.correction.decay)
     named, losses = dict(module.named_parameters()), list[Tensor]()
-    parameters, autocast = list(named.values()), problem.precision.autocast()
-    for inputs, targets in batches:
+    parameters, loss_of = list(named.values()), LossOf(module, problem.objective, problem.mask, problem.precision)
+    for together in group_batches(batches, problem.gradient.batches):
         for parameter in parameters:
             parameter.grad = None
-        with autocast:
-            loss = problem.objective(problem.mask(call_module(module, inputs)), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(problem.gradient.compute(loss_of, together))
         apply_correction(module, problem.correction)
-        clip_gradients(
-            [parameter.grad for parameter in parameters if parameter.grad is not None], problem.training.clip
-        )
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if problem.clips:
+            clip_gradients(gradients, problem.training.clip)
         optimizer.step(named)
-        losses.append(loss.detach())
     return float(torch.stack(losses).mean()), len(losses)
+
+
+def group_batches(batches: Iterable[Batch], number: int) -> Iterator[list[Batch]]:
+    """Yields groups of `number` batches. A short last group is left out, unless it is the only one: it then repeats."""
+    left, is_first = iter(batches), True
+    while group := list(islice(left, number)):
+        if len(group) == number or is_first:
+            yield [group[k % len(group)] for k in range(number)]
+        is_first = False
+
+
+@contextmanager
+def freeze(module: nn.Module, frozen: Collection[str]) -> Iterator[None]:
+    """Keeps some weights as they are. On exit they can be trained as before."""
+    kept = [p for name, p in module.named_parameters() if name in frozen and p.requires_grad]
+    for parameter in kept:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in kept:
+            parameter.requires_grad_(True)
+            parameter.grad = None
 
 
 def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:

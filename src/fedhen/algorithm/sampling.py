@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from fedhen import seeds
@@ -71,6 +72,17 @@ def make_sampler(devices: DevicesConfig, seed: int, tier_of: Sequence[str] = ())
         return sorted(int(device) for device in ranked[: devices.active])
 
     return {"uniform": uniform, "by-tier": by_tier, "bernoulli": bernoulli, "loss": by_loss}[devices.sampling]
+
+
+def make_sampler_of(members: Sequence[int], devices: DevicesConfig, seed: int, tier_of: Sequence[str]) -> Activate:
+    """Makes the configured sampler for some of the devices, as if there were no others."""
+    draw = make_sampler(replace(devices, number=len(members)), seed, [tier_of[device] for device in members])
+
+    def active(number: int, losses: Mapping[int, float]) -> list[int]:
+        known = {place: losses[device] for place, device in enumerate(members) if device in losses}
+        return [members[place] for place in draw(number, known)]
+
+    return active
 
 
 def replace_absent(drawn: Sequence[int], present: Sequence[int], seed: int, number: int) -> list[int]:

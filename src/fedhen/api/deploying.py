@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,13 +18,15 @@ from fedhen.deploy.capture import Flat
 from fedhen.deploy.cascade import cut, run_stages
 from fedhen.deploy.check import make_reference
 from fedhen.deploy.confidence import CONFIDENCES, confidence_of
+from fedhen.deploy.exit_file import ExitFile, write_exits
 from fedhen.deploy.exit_study import DEFAULT, study_exits
 from fedhen.deploy.export import export_models
+from fedhen.deploy.out_folder import PYTHON
 from fedhen.deploy.runtime import Answer, Arrays
 from fedhen.deploy.source import Normalise, Source, TierModel
 from fedhen.deploy.split import count_stages
 from fedhen.errors import FedhenError, unknown_name
-from fedhen.experiment.saved_models import open_models
+from fedhen.experiment.saved_models import open_models, refuse_incomplete
 from fedhen.models.family import Family
 from fedhen.models.model_files import build_ready_module
 from fedhen.models.registry import make_family
@@ -32,7 +34,7 @@ from fedhen.tasks import Task
 from fedhen.tasks.registry import make_task
 
 if TYPE_CHECKING:
-    from fedhen.deploy.manifest import ExitStudy, Manifest
+    from fedhen.deploy.manifest import Manifest
 
 
 def export(
@@ -46,6 +48,7 @@ def export(
     int8: bool = False,
     threshold: float | str | None = None,
     tolerance: float = 1.0,
+    overwrite: bool = False,
     force: bool = False,
     family: Family | None = None,
     data: Data | None = None,
@@ -64,35 +67,49 @@ def export(
         int8: Whether to write int8 files beside those in float.
         threshold: The cascade's: a number from 0 to 1, "never", or "auto". By default 0.9.
         tolerance: How many points an int8 file may score below the model.
-        force: Whether to replace the export that is in `out`.
+        overwrite: Whether to replace the export that is in `out`.
+        force: The old name of `overwrite`.
         family, data, task: What the run was trained with, if it was passed from Python.
     """
     folder = Path(run)
     source = make_source(folder, of, at, family=family, data=data, task=task, data_dir=data_dir)
-    place = Path(out) if out is not None else folder / ("export" if to == "onnx" else f"export-{to}")
-    return export_models(
-        source, place, to=to, tier=tier, int8=int8, threshold=threshold, tolerance=tolerance, force=force
-    )
+    place = Path(out) if out is not None else default_folder(folder, to)
+    options: dict[str, Any] = {"int8": int8, "threshold": threshold, "tolerance": tolerance}
+    return export_models(source, place, to=to, tier=tier, overwrite=overwrite or force, words=PYTHON, **options)
+
+
+def default_folder(run: Path, target: str) -> Path:
+    """Returns where an export of a run is written, if no other place is given."""
+    return run / ("export" if target == "onnx" else f"export-{target}")
 
 
 def study(
     run: PathLike,
-    of: str = "server",
     *,
     family: Family | None = None,
     data: Data | None = None,
     task: Task | None = None,
     data_dir: PathLike | None = None,
-) -> ExitStudy:
-    """Studies the early exits of a run's last tier. Raises a FedhenError if no cascade can be made of it."""
-    source = make_source(Path(run), of, family=family, data=data, task=task, data_dir=data_dir)
+) -> ExitFile:
+    """Studies the early exits of the server's last model, and writes what it finds into the run folder, for reports.
+
+    Raises a FedhenError if no cascade can be made of the model.
+    """
+    source = make_source(Path(run), family=family, data=data, task=task, data_dir=data_dir)
     model = source.models[-1]
     if not source.has_test or source.targets is None:
         raise FedhenError("there is no test data to study the exits on")
     confidence = confidence_of(source.task.name)
     captured, stages = cut(model.module, source.sample, source.prepare)
     operations = dict(zip(model.exits, count_stages(stages, captured), strict=True))
-    return study_exits(source.task, make_reference(model, source).outputs, source.targets, operations, confidence)
+    outputs = make_reference(model, source).outputs
+    found = study_exits(source.task, outputs, source.targets, operations, confidence)
+    result = ExitFile(round=model.round, study=found)
+    try:
+        write_exits(Path(run), result)
+    except OSError as error:
+        warnings.warn(f"{run} gets no exits.json, so reports will not show this: {error.strerror}", stacklevel=2)
+    return result
 
 
 def predict_source(source: Source, arrays: Arrays, tier: str | None, threshold: float | None) -> Answer:
@@ -130,8 +147,9 @@ def make_source(
 ) -> Source:
     """Reads what is exported from a run folder: the models of all tiers, and the data that files are checked on."""
     found = open_models(folder)
+    refuse_incomplete(found.config)
     if found.unfinished:
-        warnings.warn(found.unfinished, stacklevel=2)
+        warnings.warn(found.unfinished, stacklevel=3)
     config = found.config
     data = data or sources.load_data(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
     models, rounds, classes = [], {}, tuple[str, ...]()
@@ -143,10 +161,10 @@ def make_source(
             family = make_family(config, saved.inputs, saved.classes)
         held = tuple(name for name in family.exits(tier) if name in saved.exits)
         module = build_ready_module(family, tier, saved.weights, saved.exits)
-        models.append(TierModel(tier, module, held, compute_digest([*saved.weights.values()])))
+        models.append(TierModel(tier, module, held, compute_digest([*saved.weights.values()]), saved.round))
     normalisation = data.normalisation
     described = {} if normalisation is None else {"mean": normalisation.mean, "std": normalisation.std}
-    about = {"recipe": config.recipe, "method": config.method, "seed": config.seed, "rounds": rounds}
+    about = {"recipe": config.recipe, "method": config.method, "seed": config.seed, "rounds": _describe_rounds(rounds)}
     return Source(
         models,
         task or make_task(config.task),
@@ -159,3 +177,9 @@ def make_source(
         classes=classes,
         run={**about, "models": of},
     )
+
+
+def _describe_rounds(rounds: dict[str, int]) -> str:
+    """Returns the round of the models, or that of each tier if they are the best of different rounds."""
+    each = [f"{tier} {number}" for tier, number in rounds.items()]
+    return ", ".join(each) if len({*rounds.values()}) > 1 else str(next(iter(rounds.values())))

@@ -134,13 +134,14 @@ class Run:
             kind: The old name of `of`.
         """
         from fedhen.api.saved import load
-        from fedhen.experiment.saved_models import check_choice
+        from fedhen.experiment.saved_models import check_choice, refuse_incomplete
         from fedhen.models.loaded_model import LoadedModel
         from fedhen.models.model_files import build_ready_module
 
         family, models, of = family or self.family, self.models, kind or of
         if models is not None:
             check_choice(models.config, tier, of, at)
+            refuse_incomplete(models.config)
         if models is None or (at == BEST and tier not in models.best.get(of, {}) and self.folder is not None):
             # It was read from its folder, or is resumed without a round to play.
             assert self.folder is not None

@@ -18,7 +18,9 @@ from fedhen.devices.population import check_exit, check_task
 from fedhen.engines.scoring import Pass, Scoring
 from fedhen.errors import ConfigError, DataError
 from fedhen.experiment import build
-from fedhen.experiment.saved_models import open_models
+from fedhen.experiment.build import OwnParts
+from fedhen.experiment.device_models import make_device_model
+from fedhen.experiment.saved_models import open_models, refuse_incomplete
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.precision import FULL
 from fedhen.hardware.threads import threads_per_worker, torch_threads
@@ -40,15 +42,18 @@ Targets = str | Mapping[str, str | float | Sequence[float]] | None
 
 def load(
     run: PathLike,
-    tier: str,
+    tier: str | None = None,
     of: str = "server",
     at: str = "last",
     *,
+    device: int | None = None,
     family: Family | None = None,
+    data: Data | None = None,
     task: Task | None = None,
+    data_dir: PathLike | None = None,
     kind: str | None = None,
 ) -> LoadedModel:
-    """Loads the trained model of a tier from a run folder, also while the run is played.
+    """Loads the trained model of a tier, or of a device, from a run folder, also while the run is played.
 
     The result is a module, with `predict` for raw inputs. Its `round` is an attribute.
 
@@ -57,11 +62,23 @@ def load(
         tier: The tier.
         of: "server", or "devices" for the average of all devices' last models.
         at: "last", or "best" for the round in which this model was best.
+        device: In place of the other three, the number of a device of a run with personal models: its own model, made
+            of the newest checkpoint and adapted to its training data as for its scores.
         family: The run's family, if it was passed from Python.
+        data: The run's data, if it was passed from Python; only for the model of a device.
         task: The run's task, if it was passed from Python; predictions are those of its `interpret`.
+        data_dir: The folder of downloaded data, likewise. By default $FEDHEN_DATA.
         kind: The old name of `of`.
     """
+    if (tier is None) == (device is None):
+        raise ConfigError("load needs a tier or a device: fedhen.load(run, 'simple') or fedhen.load(run, device=7)")
+    if device is not None:
+        root = data_root(Path(data_dir) if data_dir else None)
+        module, card, number = make_device_model(Path(run), device, OwnParts(family, data, task), root)
+        return LoadedModel(module, card, task, number)
+    assert tier is not None
     models = open_models(Path(run))
+    refuse_incomplete(models.config)
     if models.unfinished:
         warnings.warn(models.unfinished, stacklevel=2)
     saved = models.read(tier, kind or of, at)
@@ -94,6 +111,7 @@ def evaluate(
 ) -> Scores:
     """Scores the models of a run again, also while it is played. `of` and `at` choose them, as in `load`."""
     models = open_models(Path(run))
+    refuse_incomplete(models.config)
     config = models.config
     if models.unfinished:
         warnings.warn(models.unfinished, stacklevel=2)

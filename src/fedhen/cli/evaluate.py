@@ -41,12 +41,21 @@ def add_commands(commands: Any) -> None:
     command.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
     command.add_argument("--of", choices=MODEL_OWNERS, help="whose models (default: of both)")
     command.add_argument(
-        "--at", choices=MOMENTS, default="last", help="of the last round, or each of its best (default: %(default)s)"
+        "--at",
+        choices=MOMENTS,
+        default="last",
+        help="models of the last round, or each of its best one (default: %(default)s)",
     )
-    command.add_argument("--exits", action="store_true", help="study the early exits of the last tier's server model")
+    command.add_argument(
+        "--exits",
+        action="store_true",
+        help="study the early exits of the last tier's server model, and show them in reports from then on",
+    )
     add_own_parts_again(command)
     add_data_dir(command)
-    command.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="default: %(default)s")
+    command.add_argument(
+        "--accelerator", choices=ACCELERATORS, default="auto", help="where to compute (default: %(default)s)"
+    )
     command.set_defaults(run=evaluate_command)
 
 

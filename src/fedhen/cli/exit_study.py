@@ -19,7 +19,7 @@ def show_exits(options: argparse.Namespace, own: OwnParts) -> int:
 
     metric = read_run(options.run_folder).metric
     found = study(options.run_folder, family=own.family, data=own.data, task=own.task, data_dir=options.data_dir)
-    for line in describe_study(found, metric):
+    for line in describe_study(found.study, metric):
         print(line)
     return 0
 

@@ -27,20 +27,34 @@ def add_commands(commands: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("run_folder", type=Path, metavar="RUN", help="a run folder")
-    command.add_argument("--to", choices=("onnx", "executorch"), default="onnx", help="default: %(default)s")
+    command.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
+    command.add_argument(
+        "--to", choices=("onnx", "executorch"), default="onnx", help="the kind of files (default: %(default)s)"
+    )
     command.add_argument("--tier", metavar="TIER", help="export this tier only")
     command.add_argument("--of", choices=MODEL_OWNERS, default="server", help="whose models (default: %(default)s)")
     command.add_argument(
-        "--at", choices=MOMENTS, default="last", help="of the last round, or each of its best (default: %(default)s)"
+        "--at",
+        choices=MOMENTS,
+        default="last",
+        help="models of the last round, or each of its best one (default: %(default)s)",
     )
     command.add_argument("--int8", action="store_true", help="write int8 files too, calibrated on training examples")
     command.add_argument(
-        "--tolerance", type=float, default=1.0, metavar="POINTS", help="what int8 may lose (default: %(default)s)"
+        "--tolerance",
+        type=float,
+        default=1.0,
+        metavar="POINTS",
+        help="how far an int8 file may score below the model (default: %(default)s)",
     )
-    command.add_argument("--threshold", metavar="X", help="the cascade's: 0 to 1, never or auto (default: 0.9)")
-    command.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: RUN/export)")
-    command.add_argument("--force", action="store_true", help="replace the export in --out")
+    command.add_argument(
+        "--threshold", metavar="X", help="how sure an exit of the cascade must be: 0 to 1, never or auto (default: 0.9)"
+    )
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to write (default: RUN/export, or RUN/export-executorch)"
+    )
+    command.add_argument("--overwrite", action="store_true", help="replace the export in --out")
+    command.add_argument("--force", action="store_true", dest="overwrite", help=argparse.SUPPRESS)  # its old name
     add_own_parts_again(command)
     add_data_dir(command)
     command.set_defaults(run=export_command)
@@ -48,27 +62,16 @@ def add_commands(commands: Any) -> None:
 
 def export_command(options: argparse.Namespace) -> int:
     config = toml.read_toml(find_config(options.run_folder))
-    from fedhen.api.deploying import export
+    from fedhen.api.deploying import default_folder, make_source
+    from fedhen.deploy.export import export_models
 
     check_again(options, config)
     own = load_own_parts(options)
-    out = options.out or options.run_folder / ("export" if options.to == "onnx" else f"export-{options.to}")
-    manifest = export(
-        options.run_folder,
-        out,
-        to=options.to,
-        tier=options.tier,
-        of=options.of,
-        at=options.at,
-        int8=options.int8,
-        threshold=options.threshold,
-        tolerance=options.tolerance,
-        force=options.force,
-        family=own.family,
-        data=own.data,
-        task=own.task,
-        data_dir=options.data_dir,
-    )
+    out = options.out or default_folder(options.run_folder, options.to)
+    parts = {"family": own.family, "data": own.data, "task": own.task, "data_dir": options.data_dir}
+    source = make_source(options.run_folder, options.of, options.at, **parts)
+    names = ("to", "tier", "int8", "threshold", "tolerance", "overwrite")
+    manifest = export_models(source, out, **{name: getattr(options, name) for name in names})
     print(f"{'file':22}{'bytes':>12}{'same':>9}{'difference':>12}")
     for file in manifest.files:
         agreement = file.agreement

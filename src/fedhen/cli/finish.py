@@ -11,7 +11,7 @@ from fedhen.cli.training import describe_result
 EXAMPLES = """\
 examples:
   fedhen finish runs/digits-fedhen-seed0      writes its models and its summary
-  fedhen resume runs/digits-fedhen-seed0      plays the rounds that are left nevertheless
+  fedhen resume runs/digits-fedhen-seed0      plays the remaining rounds all the same
 
 The run ends after the round of its newest checkpoint; later records are removed. Stop the run first, with Ctrl-C.
 """

@@ -155,7 +155,8 @@ def follow_run(superlink: SuperLinkClient, config: Config, run: Path, options: a
     from fedhen.fleet.project import run_line
     from fedhen.fleet.status import note_run
 
-    lines = fleet_operator.RunLines(superlink.project, run, config.devices.number, options.quiet)
+    needed = config.devices.number if options.resume is None else config.devices.active
+    lines = fleet_operator.RunLines(superlink.project, run, needed, options.quiet)
     resume_command, after = run_line(superlink.project.path, run), last_round(run)
     with stop_on_first_signal() as first:
         # Until its number is known, the run could not be stopped.

@@ -24,6 +24,7 @@ from fedhen.cli import (
     log,
     paper,
     predict,
+    privacy,
     recipes,
     report,
     resume,
@@ -38,7 +39,7 @@ PURPOSES = {
     "train": (run, compare, resume, finish, centralised),
     "look at results": (report, evaluate, paper, log),
     "models on devices": (export, predict),
-    "recipes and data": (recipes, data),
+    "recipes and data": (recipes, data, privacy),
     "fleets": (fleet,),
     "this machine": (bench, completion),
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhen.cli.user_files import add_own_parts, find_files, find_reference, name_own_parts, prepare_own_parts
 from fedhen.config import toml
+from fedhen.config.personal_settings import PersonalConfig
 from fedhen.config.recipes import RECIPES, load_recipe, take_data
 from fedhen.config.settings import ACCELERATORS, Config, LocalConfig
 from fedhen.config.validation import from_mapping, type_hints
@@ -27,6 +28,7 @@ DATA_HELP = (
     "FILE.py:NAME"
 )
 LOCALS = typing.get_args(type_hints(LocalConfig)["name"])
+PERSONALS = typing.get_args(type_hints(PersonalConfig)["name"])
 
 
 def add_recipe(command: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -62,7 +64,9 @@ def add_data_dir(command: argparse.ArgumentParser) -> None:
 
 def add_machine(command: argparse.ArgumentParser) -> None:
     """Adds the hardware, the data folder, and whether to show progress."""
-    command.add_argument("--accelerator", choices=ACCELERATORS, default="auto", help="default: %(default)s")
+    command.add_argument(
+        "--accelerator", choices=ACCELERATORS, default="auto", help="where to compute (default: %(default)s)"
+    )
     add_data_dir(command)
     command.add_argument("--quiet", action="store_true", help="show no progress")
 
@@ -80,6 +84,9 @@ def add_tracking(command: argparse.ArgumentParser) -> None:
 def add_method_options(command: argparse.ArgumentParser) -> None:
     """Adds the options that can be combined with any method."""
     command.add_argument("--local", metavar="L", help=f"local variant: {', '.join(LOCALS)} (default: plain)")
+    command.add_argument(
+        "--personal", metavar="P", help=f"what makes models personal: {', '.join(PERSONALS)} (default: none)"
+    )
     command.add_argument(
         "--tier", metavar="TIER", help="give every device this tier (default with fedavg: the largest)"
     )
@@ -107,7 +114,8 @@ def add_stop(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--until",
         metavar="TIER=X,...",
-        help="stop when all these values of the primary metric are reached, like simple=90,complex=88; none: at none",
+        help="stop when all these values of the primary metric are reached, like simple=90,complex=88; none: no "
+        "targets",
     )
     command.add_argument(
         "--patience", type=int, metavar="N", help="stop after N evaluations in a row that improve no tier; 0: never"
@@ -211,9 +219,10 @@ def apply_options(config: Config, options: argparse.Namespace) -> Config:
         config = take_data(config, Path(options.data))
     config = name_own_parts(toml.apply_settings(config, options.settings), options)
     given = {name: getattr(options, name, None) for name in ("rounds", "seed")}
-    local = getattr(options, "local", None)
+    named = {section: getattr(options, section, None) for section in ("local", "personal")}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    changes |= {"stop": parse_stop(options), **({"local": {"name": local}} if local is not None else {})}
+    changes |= {section: {"name": name} for section, name in named.items() if name is not None}
+    changes |= {"stop": parse_stop(options)}
     config = from_mapping(changes, config)
     return _of_one_tier(config, getattr(options, "tier", None))
 

@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     )
     command.add_argument("folder", type=Path, metavar="RUN|EXPORT", help="a run folder, or one that export wrote")
     command.add_argument("inputs", nargs="+", metavar="INPUT", help="images, folders, an .npy or .npz file, or text")
-    command.add_argument("--tier", metavar="TIER", help="the last exit of this tier's model")
+    command.add_argument("--tier", metavar="TIER", help="predict with the last exit of this tier's model")
     command.add_argument("--threshold", metavar="X", help="how sure an exit must be: 0 to 1, or never (default: 0.9)")
     command.add_argument("--int8", action="store_true", help="use an export's int8 file")
     command.add_argument("--json", action="store_true", help="print one JSON object for each input")
@@ -80,6 +80,8 @@ def _show(batch: Batch, answer: Answer, classes: Sequence[str], as_json: bool) -
     if output.ndim == 3:  # a position for each token: the last one predicts what comes next
         ends = np.array(batch.lengths or [output.shape[1]] * len(output)) - 1
         output = output[np.arange(len(output)), ends]
+    if output.ndim != 2 or not output.shape[1]:
+        raise FedhenError(f"the model gives outputs of shape {output.shape[1:]}, which are no classes")
     shares = np.exp(output - output.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
     width = max(len(name) for name in batch.names)

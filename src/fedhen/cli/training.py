@@ -31,8 +31,9 @@ METHODS = ("fedhen", "noside", "decouple", "side-apart", "heterofl", "fedavg")
 METHODS_HELP = f"{', '.join(METHODS)}, or your own as file.py:NAME"
 COMBINED = """\
 
-Any method can be combined with any --local (plain, fedprox, scaffold, feddyn), with any tiers, and with a nest by
-depth, by width or by both (--set model.nesting=width). Methods that sum over exits can be combined with exit weights
+Any method can be combined with any --local (plain, fedprox, scaffold, feddyn), with any --personal (finetune,
+fedper, fedrep, fedbabu, ditto, perfedavg, proto), with any tiers, and with a nest by depth, by width or by both
+(--set model.nesting=width). Methods that sum over exits can be combined with exit weights
 (--set objective.exit_weights.simple=0.5) and distillation (--set objective.distillation=0.1). heterofl sets a nest by
 width.
 """
@@ -105,9 +106,10 @@ def train_seeds(choices: Sequence[Choice], options: argparse.Namespace, name: st
 
 
 def name_run(config: Config) -> str:
-    """Returns the name of a run: recipe, method, and the local variant unless it is plain."""
+    """Returns the name of a run: recipe, method, and local variant and what makes models personal if there are any."""
     local = f"-{config.local.name}" if config.local.name != "plain" else ""
-    return f"{config.recipe}-{config.method}{local}"
+    personal = f"-{config.personal.name}" if config.personal.name != "none" else ""
+    return f"{config.recipe}-{config.method}{local}{personal}"
 
 
 def read_planned_config(folder: Path, rounds: int | None, stop: Mapping[str, Any] = NO_CHANGES) -> Config:
@@ -132,7 +134,18 @@ def describe_result(folder: Path) -> str:
     dropped = [f"{summary.dropped} devices were dropped for weights that are not finite"] * bool(summary.dropped)
     failed = [f"{summary.failed} devices failed and were left out: {folder}/errors.jsonl"] * bool(summary.failed)
     late = [f"{summary.late} answers were late and were left out"] * bool(summary.late)
-    return "\n".join([*lines, *dropped, *failed, *late, *describe_stop(run), f"run: {folder}"])
+    return "\n".join(
+        [*lines, *dropped, *failed, *late, *describe_privacy(summary), *describe_stop(run), f"run: {folder}"]
+    )
+
+
+def describe_privacy(summary: Summary) -> list[str]:
+    """Returns what a run with differential privacy has spent; nothing for another run."""
+    if (promise := summary.privacy) is None:
+        return []
+    spent = "infinite" if promise.epsilon is None else f"{promise.epsilon:.3g}"
+    lines = [f"differential privacy: ε = {spent}, δ = {promise.delta:.2g} ({promise.accountant})"]
+    return [*lines, *([promise.guarantee] if promise.guarantee else [])]
 
 
 def describe_stop(run: Run) -> list[str]:

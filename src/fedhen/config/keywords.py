@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from fedhen.config.personal_settings import PersonalConfig
 from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
 from fedhen.config.settings import (
     CheckpointConfig,
@@ -42,6 +43,7 @@ class Settings(TypedDict, total=False):
     objective: ObjectiveConfig | Table
     training: TrainingConfig | Table
     local: LocalConfig | Table
+    personal: PersonalConfig | Table
     server: ServerConfig | Table
     evaluation: EvaluationConfig | Table
     runtime: RuntimeConfig | Table

@@ -23,7 +23,7 @@ class PrivacyConfig:
     noise: float = setting(
         0.0, "central: z, the deviation of the noise in units of the bound; 0: none, and no promise", least=0
     )
-    delta: float = setting(0.0, "central: δ of the promise; 0: 1 / devices^1.1", least=0, below=1)
+    delta: float = setting(0.0, "central: δ of the promise; 0: 1 / devices^1.1, at most 0.01", least=0, below=1)
     budget: float = setting(
         0.0,
         "central: ε at which the run stops, before the round that would pass it; 0: none; it may change on resume",
@@ -45,6 +45,11 @@ class PrivacyConfig:
         below=1,
     )
     within_rate: float = setting(0.2, "how fast the bound follows", above=0)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nothing that is published may say anything exact of devices' data."""
+        return self.mechanism == "central"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedhen.config import toml
+from fedhen.config.privacy_settings import PrivacyConfig
 from fedhen.config.settings import (
     Config,
     DataConfig,
@@ -54,6 +55,21 @@ def digits_4() -> Config:
             exits={tier: stage for stage, tier in enumerate(tiers, start=1)},
             rates={tier: 2.0 ** (stage - 4) for stage, tier in enumerate(tiers, start=1)},
         ),
+        targets={},
+    )
+
+
+def digits_private() -> Config:
+    """The digits on 700 devices of two images each, with differential privacy: what its noise costs in accuracy."""
+    base = digits()
+    return replace(
+        base,
+        recipe="digits-private",
+        rounds=60,
+        split=SplitConfig(kind="iid"),
+        devices=DevicesConfig(number=700, active=70, sampling="bernoulli"),
+        privacy=PrivacyConfig(mechanism="central", bound=0.3, noise=1.0),
+        evaluation=EvaluationConfig(every=5, devices=False),
         targets={},
     )
 
@@ -121,6 +137,7 @@ def shakespeare_4() -> Config:
 RECIPES: dict[str, Callable[[], Config]] = {
     "digits": digits,
     "digits-4": digits_4,
+    "digits-private": digits_private,
     "cifar10-iid": cifar10_iid,
     "cifar10-noniid": cifar10_noniid,
     "cifar100-iid": cifar100_iid,

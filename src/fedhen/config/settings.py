@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedhen.config.optimizer_settings import check_optimizers
+from fedhen.config.personal_settings import PersonalConfig
 from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
 from fedhen.config.setting import setting
 from fedhen.config.wire_settings import WireConfig, check_wire
@@ -102,6 +103,13 @@ class DevicesConfig:
     )
     candidates: int = setting(0, "loss: number of candidates that are drawn; 0: twice the active devices", least=0)
     tiers: tuple[str, ...] = setting((), "the tier of each device; empty: in the order of `tiers`, by their shares")
+    held_out: float = setting(
+        0.0,
+        "share of the devices of each tier that never train; the final models are adapted to their data and scored on "
+        "it, recorded as `held_out`",
+        least=0,
+        most=0.9,
+    )
 
 
 @dataclass(frozen=True)
@@ -245,6 +253,12 @@ class EvaluationConfig:
         "also score the server's model of each device's tier on the device's own test data, recorded as `own`; test "
         "data that does not come split is dealt in the class mix of the device's training data",
     )
+    local_epochs: int = setting(
+        0,
+        "own: epochs of training on a device's data alone, from the initial weights, whose scores after the last round "
+        "stand beside; 0: not at all",
+        least=0,
+    )
     ensemble: bool = setting(False, "also score the mean prediction of a model's exits, recorded as `ensemble`")
     batch_size: int = setting(0, "test images scored at a time; 0: 1000 on a GPU, 100 on a CPU", least=0)
     validation: float = setting(
@@ -353,6 +367,7 @@ class Config:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
+    personal: PersonalConfig = field(default_factory=PersonalConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
@@ -408,6 +423,10 @@ class Config:
             total += share
             ends.append(round(total * self.devices.number))
         return {tier: ends[k + 1] - ends[k] for k, tier in enumerate(self.tiers)}
+
+    def training_sizes(self) -> dict[str, int]:
+        """Returns the number of devices of each tier that are not held out of training."""
+        return {tier: size - round(self.devices.held_out * size) for tier, size in self.tier_sizes().items()}
 
     def tier_of_devices(self) -> list[str]:
         """Returns the tier of every device, in the order of the devices."""

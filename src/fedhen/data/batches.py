@@ -39,14 +39,21 @@ class Visits:
 
 
 def plan_visits(
-    shard: Index, epochs: int, batch_size: int, drop_last: bool, address: tuple[int, int, int], max_steps: int = 0
+    shard: Index,
+    epochs: int,
+    batch_size: int,
+    drop_last: bool,
+    address: tuple[int, int, int],
+    max_steps: int = 0,
+    purpose: tuple[str | int, ...] = (),
 ) -> Visits:
     """Plans a new order for every epoch, of at most `max_steps` batches in all, if it is not 0.
 
-    `address` is (seed, round, device): the draws depend on nothing else.
+    `address` is (seed, round, device), and `purpose` why a device trains if that is not the round: the draws depend on
+    nothing else.
     """
     seed, round_number, device = address
-    order = seeds.stream(seed, "order", round_number, device)
+    order = seeds.stream(seed, "order", round_number, device, *purpose)
     per_epoch = len(shard) - len(shard) % batch_size if drop_last and len(shard) >= batch_size else len(shard)
     examples = np.concatenate([order.permutation(shard)[:per_epoch] for _ in range(epochs)])
     ends = np.minimum(np.arange(batch_size, per_epoch + batch_size, batch_size), per_epoch)
@@ -57,7 +64,7 @@ def plan_visits(
     return Visits(
         examples=examples,
         ends=all_ends,
-        draws=draw(seeds.stream(seed, "augmentation", round_number, device), len(examples)),
+        draws=draw(seeds.stream(seed, "augmentation", round_number, device, *purpose), len(examples)),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedhen.data.inputs import Inputs, list_tensors
+from fedhen.data.inputs import Inputs, list_tensors, read_inputs
 from fedhen.deploy.capture import Captured, capture
 from fedhen.deploy.confidence import Confidence, confidence_of
 from fedhen.deploy.manifest import read_threshold
@@ -43,13 +43,18 @@ class Cascade(nn.Module):
         self.stages: list[Stage] = []
         self.names: tuple[str, ...] = ()
 
-    def forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Returns the output of the exit that each example took, and the place of that exit."""
-        tensors = list_tensors(inputs)
+    @torch.no_grad()
+    def forward(self, inputs: object) -> tuple[Tensor, Tensor]:
+        """Returns the output of the exit that each example took, and the place of that exit.
+
+        `inputs` are what the module takes, as a tensor or an array; a mapping or a tuple if it takes several.
+        """
+        given = read_inputs(inputs)
+        tensors = list_tensors(given)
         if not len(tensors[0]):
             raise FedhenError("the batch is empty: pass at least one example")
         if not self.stages:
-            captured, self.stages = cut(self.module, inputs)
+            captured, self.stages = cut(self.module, given)
             self.names = captured.inputs
         values = dict(zip(self.names, tensors, strict=True))
         return run_stages(self.stages, values, self.threshold, self.confidence)

@@ -162,7 +162,7 @@ def check_loss(
     if not max(losses) <= tolerance:
         what = "points" if metric.unit == "%" or not own else "%"
         raise FedhenError(
-            f"{name} is {max(losses):.1f} {what} below the model (--tolerance {tolerance:g}): not written"
+            f"{name} is {max(losses):.1f} {what} below the model, and the tolerance is {tolerance:g}: not written"
         )
 
 

@@ -85,7 +85,7 @@ def choose_threshold(given: float | str | None, study: ExitStudy | None) -> tupl
         return read_threshold(given), "given"
     if study is None or study.held_out is None:
         number = study.examples if study else 0
-        raise FedhenError(f"--threshold auto needs {FEWEST} test examples, and there are {number}: give a number")
+        raise FedhenError(f"the threshold 'auto' needs {FEWEST} test examples, and there are {number}: give a number")
     return study.chosen, "auto"
 
 

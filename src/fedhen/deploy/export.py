@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -27,13 +25,15 @@ from fedhen.deploy.manifest import (
     Manifest,
     read_threshold,
 )
+from fedhen.deploy.out_folder import COMMAND, writing
 from fedhen.deploy.runtime import ExecutorchSession, open_session
 from fedhen.deploy.source import Source, TierModel
 from fedhen.deploy.split import count_stages, shares_work, split
 from fedhen.deploy.versions import find_version, require_executorch, require_onnx
-from fedhen.errors import FedhenError, unknown_name
-from fedhen.fileio.atomic import PART, replace_file, sync_folder, write_json, write_text
+from fedhen.errors import unknown_name
+from fedhen.fileio.atomic import replace_file, write_json, write_text
 from fedhen.models.operations import count_operations
+from fedhen.runs.folders import Words
 from fedhen.version import VERSION
 
 PACKAGES = {"onnx": ("torch", "onnx", "onnxscript", "onnxruntime"), "executorch": ("torch", "executorch", "torchao")}
@@ -49,7 +49,8 @@ def export_models(
     int8: bool = False,
     threshold: float | str | None = None,
     tolerance: float = 1.0,
-    force: bool = False,
+    overwrite: bool = False,
+    words: Words = COMMAND,
 ) -> Manifest:
     """Writes models as files for devices, each checked in its runtime, with a manifest and a model card.
 
@@ -63,7 +64,8 @@ def export_models(
         int8: Whether to write int8 files beside those in float.
         threshold: The cascade's: a number from 0 to 1, "never", or "auto". By default 0.9.
         tolerance: How many points an int8 file may score below the model.
-        force: Whether to replace the export that is in `out`.
+        overwrite: Whether to replace the export that is in `out`.
+        words: What error messages call the arguments.
     """
     if to not in TARGETS:
         raise unknown_name("target", to, TARGETS)
@@ -76,37 +78,11 @@ def export_models(
     if int8:
         _ = source.calibration
     models = [model for model in source.models if tier in (None, model.tier)]
-    with writing(out, force) as folder:
+    with writing(out, overwrite, words) as folder:
         manifest = _export(source, models, folder, to, int8, threshold, tolerance)
         write_text(folder / CARD, make_card(manifest))
         write_json(folder / MANIFEST, manifest.to_dict())
     return manifest
-
-
-@contextmanager
-def writing(out: Path, force: bool) -> Iterator[Path]:
-    """Gives a new folder under another name, which becomes `out` at the end; after an error nothing is left of it."""
-    part = out.with_name(out.name + PART)
-    try:
-        if out.exists() and not out.is_dir():
-            raise FedhenError(f"{out} is a file: choose another --out")
-        taken = out.is_dir() and any(out.iterdir())
-        if taken and not force:
-            raise FedhenError(f"{out} is not empty: choose another --out, or --force to replace the export in it")
-        if taken and not (out / MANIFEST).is_file():
-            raise FedhenError(f"{out} does not hold an export: --force replaces exports only, choose another --out")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        yield part
-        sync_folder(part)
-        if taken:
-            shutil.rmtree(out)
-        part.replace(out)
-        sync_folder(out.parent)
-    except OSError as error:
-        raise FedhenError(f"cannot write to {out}: {error.strerror or error}; choose another --out") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _export(

@@ -95,6 +95,8 @@ class FileRecord:
             raise ValueError(f"{self.name}: unknown kind or target")
         if not self.inputs or not self.exits:
             raise ValueError(f"{self.name} has no inputs or no exits")
+        if self.kind == "cascade" and len(self.exits) < 2:
+            raise ValueError(f"{self.name} is a cascade with one exit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +142,7 @@ class Cascade:
     study: ExitStudy | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Manifest:
     """manifest.json, which is written last."""
 
@@ -165,6 +167,13 @@ class Manifest:
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise ValueError(f"its format is {self.format}, and this version reads {FORMAT}")
+        if not self.files:
+            raise ValueError("it lists no files")
+
+    def __repr__(self) -> str:
+        name = ", ".join(filter(None, (self.run.get("recipe"), self.run.get("method"))))
+        files = ", ".join(f"{file.name} ({file.bytes:,} bytes)" for file in self.files)
+        return f"<Export of {name or 'a model'}: {files}>"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

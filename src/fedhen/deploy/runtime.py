@@ -142,11 +142,12 @@ class Export:
         file = self.choose_file(tier, cascade, int8)
         arrays = check_inputs(inputs, file.inputs)
         session = self.open(file)
+        number, last = len(next(iter(arrays.values()))), len(file.exits) - 1
         if file.kind == "model":
-            return Answer(session(arrays)[-1], [file.exits[-1]] * len(next(iter(arrays.values()))))
+            found = session(arrays)
+            return _read_answer([found[-1], np.full(number, last)] if found else [], file, number)
         given = {} if threshold is None else {"threshold": np.array(threshold, np.float32)}
-        output, exits = session({**arrays, **given})
-        return Answer(output, [file.exits[int(place)] for place in exits])
+        return _read_answer(session({**arrays, **given}), file, number)
 
 
 def open_export(folder: Path) -> Export:
@@ -200,6 +201,15 @@ def _check_input(array: Array, record: InputRecord) -> Array:
     if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
         raise DataError(f"{what} holds NaN or infinity")
     return np.array(array, order="C")  # in memory: a file may be mapped
+
+
+def _read_answer(found: Sequence[Array], file: FileRecord, examples: int) -> Answer:
+    """Returns what a file found. Raises a CheckpointError if that is no output and no exit for each example."""
+    if len(found) == 2 and all(each.ndim and len(each) == examples for each in found):
+        output, exits = found
+        if exits.dtype.kind == "i" and exits.ndim == 1 and set(exits.tolist()) <= {*range(len(file.exits))}:
+            return Answer(output, [file.exits[place] for place in exits])
+    raise CheckpointError(f"{file.name} does not answer as its manifest says: export the run again")
 
 
 def _first_line(error: Exception) -> str:

@@ -33,6 +33,8 @@ class TierModel:
     """The tiers that its exits are named after."""
     sha256: str = ""
     """Of the weights."""
+    round: int = 0
+    """The round that it is of; 0 if that is not known."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -15,17 +15,23 @@ from fedhen.algorithm.local_variants import LocalContext, LocalVariant, make_loc
 from fedhen.algorithm.methods import Method
 from fedhen.algorithm.objectives import Objective, configure_objective
 from fedhen.algorithm.optimizers import kept_state_like
+from fedhen.algorithm.parts import Parts, find_parts, withhold
+from fedhen.algorithm.personal import Personal
 from fedhen.algorithm.rounds import Sent
 from fedhen.config.settings import Config
 from fedhen.data.augmentation import Coins
 from fedhen.data.dataset import Data
+from fedhen.devices.personal_choice import choose_held_out, choose_personal
 from fedhen.errors import ConfigError, DataError, unknown_name
 from fedhen.hardware.precision import Precision, choose_precision
 from fedhen.models.family import Family
-from fedhen.params import TierModels, Weights, numel
+from fedhen.params import TierModels, Weights, numel, select
 from fedhen.tasks import Classification, Task
 from fedhen.tasks.registry import make_task
 from fedhen.wire.wire import Wire, make_wires
+
+PART, COPY = "personal/", "copy/"
+"""What a device keeps of its personal part, and of its second copy, has this before the weights' names."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +56,17 @@ class Population:
     omega: Sequence[float]
     """Each device's share of its pool's data; 1 if all have the same."""
     precision: Precision
+    personal: Personal
+    parts: Parts
+    """The personal weights of each tier."""
     examples: Sequence[int] = ()
     """The number of training examples of each device; empty on a node of a real fleet."""
     fixed: TierModels = field(default_factory=dict)
     """Tier -> the weights that no device trains. They are loaded when a module is built."""
+    unsent: TierModels = field(default_factory=dict)
+    """Tier -> the initial values of the weights that never travel, loaded likewise."""
+    held_out: frozenset[int] = frozenset()
+    """The devices that never train."""
     outputs: int = 0
     """The number of outputs of a model of a named family; in classification, of classes."""
     validation: Data | None = None
@@ -70,8 +83,9 @@ class Population:
 
     @property
     def tier_sizes(self) -> dict[str, int]:
-        """Tier -> the number of its devices."""
-        return {tier: list(self.tier_of).count(tier) for tier in self.config.tiers}
+        """Tier -> the number of its devices that train."""
+        training = [tier for device, tier in enumerate(self.tier_of) if device not in self.held_out]
+        return {tier: training.count(tier) for tier in self.config.tiers}
 
     def with_devices(self, tier_of: Sequence[str], examples: Sequence[int]) -> Population:
         """Returns the population with these devices, each of a tier and with a number of examples."""
@@ -90,20 +104,40 @@ class Population:
     def keeps_state(self) -> bool:
         """Whether devices keep anything from one of their rounds to the next."""
         kept = self.local.remember is not None or self.config.training.optimizer_state == "device"
-        return kept or any(wire.keeps_rest for wire in self.wires.values())
+        return kept or self.personal.keeps or any(wire.keeps_rest for wire in self.wires.values())
 
     def state_like(self, tier: str, weights: Mapping[str, Tensor]) -> Weights:
         """Returns tensors with the names, shapes and types of what a device of a tier keeps between its rounds.
 
-        That is the local variant's memory, the optimiser's state and what a codec has not sent yet, and nothing if
-        there is none of them. `weights` are those of the tier; the values are not used.
+        That is the local variant's memory, the optimiser's state, what is personal and what a codec has not sent yet,
+        and nothing if there is none of them. `weights` are those of the tier; the values are not used.
         """
         memory = self.select_learned(tier, weights) if self.local.remember is not None else {}
-        return {**memory, **self.optimizer_like(tier, weights), **self.wires[tier].kept_like(weights)}
+        return {**memory, **self.trained_like(tier, weights), **self.wires[tier].kept_like(weights)}
+
+    def trained_like(self, tier: str, weights: Mapping[str, Tensor]) -> Weights:
+        """Returns the part of `state_like` that training itself changes: of the optimiser, and what is personal."""
+        return {**self.optimizer_like(tier, weights), **self.personal_like(tier, weights)}
 
     def optimizer_like(self, tier: str, weights: Mapping[str, Tensor]) -> Weights:
         """Returns the optimiser's part of `state_like`."""
-        return kept_state_like(self.config.training, self.select_learned(tier, weights))
+        tuned = {n: t for n, t in self.unsent.get(tier, {}).items() if n in self.holdings[tier].tuned}
+        return kept_state_like(self.config.training, {**self.select_learned(tier, weights), **tuned})
+
+    def personal_like(self, tier: str, weights: Mapping[str, Tensor]) -> Weights:
+        """Returns the personal part of `state_like`."""
+        part = self.unsent.get(tier, {}) if self.personal.keeps_part else {}
+        copied = {n: t for n, t in weights.items() if n in self.holdings[tier].shapes} if self.personal.copy else {}
+        return {PART + n: t for n, t in part.items()} | {COPY + n: t for n, t in copied.items()}
+
+    def complete(self, tier: str, weights: Weights) -> Weights:
+        """Returns a model with what does not travel: the weights that no device trains, and unsent ones as at first."""
+        return {**self.fixed.get(tier, {}), **self.unsent.get(tier, {}), **weights}
+
+    def place_unsent(self, seed_weights: Weights) -> Population:
+        """Returns the population with the initial values of the weights that never travel."""
+        unsent = {tier: select(seed_weights, holding.personal) for tier, holding in self.holdings.items()}
+        return replace(self, unsent={tier: weights for tier, weights in unsent.items() if weights})
 
     def select_learned(self, tier: str, weights: Mapping[str, Tensor]) -> Weights:
         """Returns the weights that the loss of a tier's devices reaches."""
@@ -161,6 +195,10 @@ def make_population(
             raise unknown_name("exit in objective.exit_weights", name, family.tiers)
     objectives = {t: configure_objective(method.objective, family.exits(t), config.objective, task) for t in tiers}
     holdings = find_holdings(family, objectives, method.pools, data.sample())
+    personal = choose_personal(config, task, data.classes or outputs)
+    parts = find_parts(family, holdings, personal, data.sample())
+    if not personal.sends_part:
+        holdings = withhold(holdings, parts, method.pools(tiers), personal.part)
     return Population(
         config=config,
         method=method,
@@ -175,9 +213,12 @@ def make_population(
         omega=omega,
         examples=examples,
         precision=choose_precision(config.runtime.precision, data.device),
+        personal=personal,
+        parts=parts,
         outputs=outputs or data.classes,
         validation=validation,
         first=first,
+        held_out=choose_held_out(config, tier_of),
     )
 
 
@@ -215,11 +256,13 @@ def assign_tiers(config: Config) -> list[str]:
     return config.tier_of_devices()
 
 
-def compute_omega(sizes: Sequence[int], tier_of: Sequence[str], pools: Sequence[tuple[str, ...]]) -> list[float]:
-    """Returns ω_i = n_i·N/n of every device, with N and n over the devices of its pool."""
+def compute_omega(
+    sizes: Sequence[int], tier_of: Sequence[str], pools: Sequence[tuple[str, ...]], held_out: Collection[int] = ()
+) -> list[float]:
+    """Returns ω_i = n_i·N/n of every device, with N and n over the devices of its pool that are not held out."""
     omega = [1.0] * len(sizes)
     for pool in pools:
-        members = [device for device, tier in enumerate(tier_of) if tier in pool]
+        members = [device for device, tier in enumerate(tier_of) if tier in pool and device not in held_out]
         total = sum(sizes[device] for device in members)
         for device in members:
             omega[device] = sizes[device] * len(members) / total

@@ -26,6 +26,8 @@ def measure_workload(population: Population) -> Workload:
     operations, training = _count(population, run_model), _count(population, train_model)
     if population.config.privacy.mechanism == "none":
         return Workload(operations, training, [int(number) for number in population.examples])
+    if population.config.privacy.is_private:
+        return Workload(operations, training)
     sums = dict.fromkeys(population.config.tiers, 0)
     for tier, number in zip(population.tier_of, population.examples, strict=True):
         sums[tier] += int(number)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
+from fedhen.algorithm.personal import Personal
 from fedhen.algorithm.rounds import Devices
 from fedhen.config.settings import TrainingConfig
 from fedhen.devices.population import Population
@@ -85,7 +86,7 @@ def choose_fast_engine(start: EngineParts) -> Engine:
             return make_plain_engine(start)
         parallel = ParallelDevices(plain, start.scoring, start.server, start.mean, number)
         return Engine(parallel, parallel.score, own.score, parallel.workers)
-    if reason := why_no_kernels(plain.population.config.training):
+    if reason := why_no_kernels(plain.population.config.training, plain.population.personal):
         warnings.warn(f"the GPU engine {reason}: devices train one by one", stacklevel=2)
         return make_plain_engine(start)
     from fedhen.engines.cuda.graphs import GraphDevices
@@ -93,9 +94,10 @@ def choose_fast_engine(start: EngineParts) -> Engine:
     return Engine(GraphDevices(plain), start.scoring, own.score)
 
 
-def why_no_kernels(training: TrainingConfig) -> str:
+def why_no_kernels(training: TrainingConfig, personal: Personal) -> str:
     """Returns why the GPU engine's kernels cannot train with these settings, or nothing if they can."""
     reasons = {
+        f"has no kernel for personal.name={personal.name}": not personal.trains_plainly,
         f"has no kernel for training.optimizer={training.optimizer}": training.optimizer != "sgd",
         "has no kernel for training.optimizer_state=device": training.optimizer_state == "device",
         "needs Triton, which is not installed": not has_triton(),

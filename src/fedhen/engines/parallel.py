@@ -53,11 +53,11 @@ class ParallelDevices:
         """Worker -> the buffer of its current job."""
         self.states = {tier: self.population.state_like(tier, weights) for tier, weights in self.server.items()}
         """Tier -> the names, shapes and types of what its devices keep between their rounds."""
-        self.optimizers = {tier: self.population.optimizer_like(tier, weights) for tier, weights in self.server.items()}
-        """Tier -> those of the optimiser's part of it."""
+        self.kept = {tier: self.population.trained_like(tier, weights) for tier, weights in self.server.items()}
+        """Tier -> those of the part of it that training changes."""
         self.states_before = [make_shared_vectors(self.states) for _ in range(self.number)]
         """Worker -> tier -> what its device has kept."""
-        self.optimizers_after = [[make_shared_vectors(self.optimizers) for _ in (0, 1)] for _ in range(self.number)]
+        self.kept_after = [[make_shared_vectors(self.kept) for _ in (0, 1)] for _ in range(self.number)]
         """Worker -> buffer -> tier -> the state of its device's optimiser after training."""
         self.workers = WorkerPool(self.number, self.run_job)
 
@@ -92,8 +92,8 @@ class ParallelDevices:
             if "loss" in answer:
                 place = job["place"]
                 weights = unpack(self.results[worker][place][tier].clone(), self.server[tier])
-                optimizer = unpack(self.optimizers_after[worker][place][tier].clone(), self.optimizers[tier])
-                result = LocalResult(weights, answer["loss"], answer["steps"], optimizer)
+                kept = unpack(self.kept_after[worker][place][tier].clone(), self.kept[tier])
+                result = LocalResult(weights, answer["loss"], answer["steps"], kept)
                 yield sequential.attempt(round_number, device, sent, result)
             elif "failed" in answer:
                 yield Failure(device, answer["failed"])
@@ -142,7 +142,7 @@ class ParallelDevices:
         except Exception as error:
             return {"failed": describe_device_error(error)}
         self.results[worker][job["place"]][tier].copy_(pack(found.weights))
-        self.optimizers_after[worker][job["place"]][tier].copy_(pack(found.optimizer))
+        self.kept_after[worker][job["place"]][tier].copy_(pack(found.kept))
         return {"loss": found.loss, "steps": found.steps}
 
     def score_batches(self, job: Job) -> Answer:

@@ -6,7 +6,7 @@ depends on the round, the device and what it was sent, and not on the process or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -17,14 +17,16 @@ from torch import Tensor, nn
 
 from fedhen import seeds
 from fedhen.algorithm.failures import describe_device_error
-from fedhen.algorithm.local_training import LocalProblem, learning_rate, train_locally
-from fedhen.algorithm.local_variants import LocalContext
-from fedhen.algorithm.optimizers import make_optimizer
+from fedhen.algorithm.local_training import LocalProblem, freeze, learning_rate, train_locally
+from fedhen.algorithm.local_variants import NO_CORRECTION, Correction, LocalContext
+from fedhen.algorithm.optimizers import Optimizer, Sgd, make_optimizer
+from fedhen.algorithm.personal import ALL, PART, REST, Phase
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.data.batches import Visits, make_batch, plan_visits
 from fedhen.data.inputs import Inputs
-from fedhen.devices.population import Population
+from fedhen.devices.population import COPY, Population
+from fedhen.devices.population import PART as KEPT_PART
 from fedhen.devices.state_store import StateStore
 from fedhen.engines.module_copies import ModuleCopies
 from fedhen.hardware.threads import threads_per_worker, torch_threads
@@ -41,8 +43,17 @@ class LocalResult(NamedTuple):
     loss: float
     """The mean over its steps."""
     steps: int
-    optimizer: Mapping[str, Tensor] = {}
-    """The state of its optimiser, if the device keeps it."""
+    kept: Mapping[str, Tensor] = {}
+    """What of it the device keeps: the state of its optimiser, and what is personal."""
+
+
+class Occasion(NamedTuple):
+    """When and why a device trains: its random choices follow from it."""
+
+    round: int
+    device: int
+    purpose: tuple[str, ...] = ()
+    """Empty for the training of a round."""
 
 
 @dataclass
@@ -79,25 +90,90 @@ class SequentialDevices:
         """Trains one device (Alg. 2). Raises whatever its training raises."""
         population, tier = self.population, self.population.tier_of[device]
         module = self.modules.take(tier)
-        load_weights(module, sent.models[tier])
-        correction, mask = population.local.correction(context), self.logit_mask(device)
-        lr, training = self.lr(round_number), population.config.training
-        problem = LocalProblem(population.objectives[tier], training, lr, correction, mask, population.precision)
-        optimizer = make_optimizer(training, lr, correction.decay)
+        load_weights(module, {**sent.models[tier], **strip_prefix(KEPT_PART, context.memory)})
+        correction, training = population.local.correction(context), population.config.training
+        optimizer = make_optimizer(training, self.lr(round_number), correction.decay)
         if like := population.optimizer_like(tier, context.received):
             optimizer.load(dict(module.named_parameters()), context.memory)
-        # Random choices of the model, such as dropout, have an address too.
-        address = population.config.seed, "model", round_number, population.first + device
-        with (
-            torch_threads(threads_per_worker(population.config.runtime)),
-            seeds.randomness(*address),
-            fast_convolutions(module),
-        ):
-            loss, steps = train_locally(module, self.batches(round_number, device), problem, optimizer)
+        occasion = Occasion(round_number, device)
+        loss, steps = self.train_phases(module, population.personal.training, occasion, correction, optimizer)
         trained = module.state_dict()
-        # A copy, since the next device trains in the same module.
-        weights = {n: trained[n].clone(memory_format=torch.contiguous_format) for n in population.holdings[tier].shapes}
-        return LocalResult(weights, loss, steps, optimizer.keep(like))
+        weights = take_copies(trained, population.holdings[tier].shapes)
+        part = take_copies(trained, population.holdings[tier].personal if population.personal.keeps_part else ())
+        kept = {KEPT_PART + name: tensor for name, tensor in part.items()}
+        copied = self.train_copy(occasion, sent.models[tier], context.memory)
+        return LocalResult(weights, loss, steps, {**optimizer.keep(like), **kept, **copied})
+
+    def train_copy(self, occasion: Occasion, model: Weights, memory: Mapping[str, Tensor]) -> Weights:
+        """Trains the copy that the device keeps beside the server's model, and returns it; nothing without a copy."""
+        if not (phases := self.population.personal.copy):
+            return {}
+        module = self.modules.take(self.population.tier_of[occasion.device])
+        load_weights(module, {**model, **strip_prefix(COPY, memory)})
+        self.train_phases(module, phases, occasion._replace(purpose=("copy",)), pulled_to=model)
+        return {COPY + name: tensor for name, tensor in take_copies(module.state_dict(), model).items()}
+
+    def train_phases(
+        self,
+        module: nn.Module,
+        phases: Sequence[Phase],
+        occasion: Occasion,
+        correction: Correction = NO_CORRECTION,
+        optimizer: Optimizer | None = None,
+        pulled_to: Weights | None = None,
+    ) -> tuple[float, int]:
+        """Trains a module of the device in place, one phase after the other.
+
+        Returns the mean loss of all steps, and the number of those that train what is shared. The optimiser is the
+        configured one, without state, unless one is given.
+        """
+        config, done = self.population.config, list[tuple[Phase, float, int]]()
+        # Random choices of the model, such as dropout, have an address too.
+        address: list[int | str] = ["model", occasion.round, self.population.first + occasion.device, *occasion.purpose]
+        random = seeds.randomness(config.seed, *address)
+        with torch_threads(threads_per_worker(config.runtime)), random, fast_convolutions(module):
+            for number, phase in enumerate(phases):
+                frozen = self.find_frozen(phase, occasion.device, module)
+                if frozen.issuperset(name for name, p in module.named_parameters() if p.requires_grad):
+                    continue
+                each = correction if pulled_to is None else pull_to(pulled_to, phase.pull)
+                problem = self.make_problem(phase, occasion, each)
+                step = self.prepare_optimizer(phase, problem, optimizer)
+                with freeze(module, frozen):
+                    done.append((phase, *train_locally(module, self.batches(occasion, phase, number), problem, step)))
+        shared, total = sum(n for phase, _, n in done if phase.trains != PART), sum(n for _, _, n in done)
+        # A single mean is taken as it is: weighted and divided again it would be rounded.
+        loss = done[0][1] if len(done) == 1 else sum(loss * n for _, loss, n in done) / max(total, 1)
+        return loss, shared
+
+    def make_problem(self, phase: Phase, occasion: Occasion, correction: Correction) -> LocalProblem:
+        """Returns what the device minimises in a phase."""
+        population = self.population
+        return LocalProblem(
+            population.objectives[population.tier_of[occasion.device]],
+            population.config.training,
+            phase.lr or self.lr(occasion.round) * phase.factor,
+            correction,
+            self.logit_mask(occasion.device),
+            population.precision,
+            phase.gradient,
+            clips=not phase.plain,
+        )
+
+    def prepare_optimizer(self, phase: Phase, problem: LocalProblem, optimizer: Optimizer | None) -> Optimizer:
+        """Returns the optimiser of a phase: a given one continues with the phase's learning rate."""
+        if phase.plain:
+            return Sgd(problem.lr)
+        if optimizer is None:
+            return make_optimizer(problem.training, problem.lr, problem.correction.decay)
+        optimizer.lr = problem.lr
+        return optimizer
+
+    def find_frozen(self, phase: Phase, device: int, module: nn.Module) -> frozenset[str]:
+        """Returns the weights that a phase does not train."""
+        part = self.population.parts[self.population.tier_of[device]]
+        every = frozenset(name for name, _ in module.named_parameters())
+        return {ALL: frozenset[str](), PART: every - part, REST: part}[phase.trains]
 
     def make_update(
         self, round_number: int, device: int, result: LocalResult, context: LocalContext, sent: Sent
@@ -136,7 +212,7 @@ class SequentialDevices:
             return update
         memory, change = self.next_memory(context, update.weights, result.steps * lr)
         # Last, so that a device that fails keeps its old state.
-        self.memory[update.device] = {**memory, **result.optimizer, **unsent}
+        self.memory[update.device] = {**memory, **result.kept, **unsent}
         return replace(update, memory_change=change)
 
     def next_memory(self, context: LocalContext, trained: Weights, total_lr: float) -> tuple[Weights, Weights]:
@@ -153,17 +229,22 @@ class SequentialDevices:
         """Returns η in that round."""
         return learning_rate(self.population.config.training, round_number, self.population.config.rounds)
 
-    def plan_batches(self, round_number: int, device: int) -> Visits:
-        """Returns which examples the device trains on in that round, in order."""
+    def plan_batches(
+        self, round_number: int, device: int, phase: Phase | None = None, purpose: tuple[str | int, ...] = ()
+    ) -> Visits:
+        """Returns which examples the device trains on in a phase of that round, in order; by default in the first."""
         config, shard = self.population.config, self.population.data.shards[device]
         training, address = config.training, (config.seed, round_number, self.population.first + device)
+        phase = phase or self.population.personal.training[0]
         drops = training.last_batch == "drop"
-        visits = plan_visits(shard, training.epochs, training.batch_size, drops, address, training.max_steps)
+        visits = plan_visits(shard, phase.epochs, training.batch_size, drops, address, phase.max_steps, purpose)
         return visits if self.population.counted is None else visits.only(self.population.counted)
 
-    def batches(self, round_number: int, device: int) -> Iterator[tuple[Inputs, Tensor]]:
-        """Returns the device's batches of all epochs."""
-        plan, augmentation = self.plan_batches(round_number, device), self.population.config.data.augmentation
+    def batches(self, occasion: Occasion, phase: Phase, number: int) -> Iterator[tuple[Inputs, Tensor]]:
+        """Returns the device's batches of all epochs of a phase; `number` counts the phases of an occasion."""
+        purpose: tuple[str | int, ...] = (*occasion.purpose, number) if number else occasion.purpose
+        plan = self.plan_batches(occasion.round, occasion.device, phase, purpose)
+        augmentation = self.population.config.data.augmentation
         if not len(plan.ends):
             raise ValueError("none of its targets counts: all of them are padding")
         return (make_batch(self.population.data, plan, part, augmentation) for part in plan.batches())
@@ -197,5 +278,20 @@ def build_module(population: Population, tier: str) -> nn.Module:
     data = population.data
     with seeds.randomness(population.config.seed, "initial weights"):
         module = population.family.build(tier).to(data.device)
-    load_weights(module, population.fixed.get(tier, {}))
+    load_weights(module, {**population.fixed.get(tier, {}), **population.unsent.get(tier, {})})
     return apply_image_layout(module, data.sample()[0], population.precision, population.config.training.batch_size)
+
+
+def take_copies(weights: Mapping[str, Tensor], names: Iterable[str]) -> Weights:
+    """Returns copies of these weights, since the next device trains in the same module."""
+    return {name: weights[name].clone(memory_format=torch.contiguous_format) for name in names}
+
+
+def strip_prefix(prefix: str, kept: Mapping[str, Tensor]) -> Weights:
+    """Returns the weights that a device keeps under that prefix, by their own names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in kept.items() if name.startswith(prefix)}
+
+
+def pull_to(model: Weights, pull: float) -> Correction:
+    """Returns what λ/2·‖v − w‖² adds to the gradient of v."""
+    return Correction({name: -pull * tensor for name, tensor in model.items()}, pull=pull) if pull else NO_CORRECTION

@@ -23,6 +23,7 @@ from fedhen.data.dataset import Data
 from fedhen.data.inputs import list_tensors
 from fedhen.data.partitions import deal, deal_tests, hold_out
 from fedhen.data.storage import data_root
+from fedhen.devices.personal_choice import choose_held_out
 from fedhen.devices.population import Population, assign_tiers, check_task, compute_omega, make_population
 from fedhen.devices.roster import ConstantRoster, Roster
 from fedhen.devices.state_store import make_stores
@@ -158,7 +159,8 @@ def build_population(
     tier_of = assign_tiers(config)
     data = flip_labels(config.attack, data, tier_of)
     examples = [len(shard) for shard in data.shards]
-    omega = compute_omega(examples, tier_of, method.pools(tuple(config.tiers)))
+    held_out = choose_held_out(config, tier_of)
+    omega = compute_omega(examples, tier_of, method.pools(tuple(config.tiers)), held_out)
     return make_population(
         config,
         family,
@@ -204,7 +206,7 @@ def start_experiment(
     initial = {name: tensor.to(where) for name, tensor in population.family.initial(config.seed).items()}
     server = {tier: select(initial, holding.shapes) for tier, holding in population.holdings.items()}
     fixed = {tier: select(initial, holding.fixed) for tier, holding in population.holdings.items()}
-    population = replace(population, fixed=fixed)
+    population = replace(population, fixed=fixed).place_unsent(initial)
     mean = make_empty_memories(server, population)
     check_ranks_agree(config, data, {**server, **{f"fixed {tier}": w for tier, w in fixed.items()}}, ranks)
     states = {tier: population.state_like(tier, weights) for tier, weights in server.items()}
@@ -218,14 +220,14 @@ def start_experiment(
     )
     last_models: ReportedModels = NoReportedModels()
     if config.evaluation.devices:
-        last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks)
+        last_models = AllDevicesAverage(server, population.tier_of, make_store(), ranks, population.held_out)
     optimizer = make_server_optimizer(config.server)
     chosen = engine(EngineParts(SequentialDevices(population, memory), scoring, server, mean, ranks))
     attacked = apply_attack(config.attack, chosen.devices, population.tier_of, config.seed)
     return Experiment(
         population=population,
         engine=replace(chosen, devices=silence(config, attacked)),
-        activate=activate or choose_sampler(config, population.tier_of),
+        activate=activate or choose_sampler(config, population.tier_of, population.held_out),
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,

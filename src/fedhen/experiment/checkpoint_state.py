@@ -57,7 +57,7 @@ class State:
     def expect(self, played: int, standing: Any, ledger: Any) -> State:
         """Returns a state with the shapes of a saved one of that round. Plain values describe standing and ledger."""
         parsed = parse_standing(standing, self.server, played)
-        return replace(self, played=played, standing=parsed, ledger=self.ledger.expect(ledger))
+        return replace(self, played=played, standing=parsed, ledger=self.ledger.expect(ledger, played))
 
     def kinds(self, store: str) -> dict[str, TensorSpec]:
         """Returns tier -> shape and type of its devices' vectors on a store."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedhen.algorithm.methods import Method, load_method
+from fedhen.config.personal_settings import SETTINGS
 from fedhen.config.recipes import RECIPES, read_recipe_file
 from fedhen.config.settings import OWN, Config, DevicesConfig
 from fedhen.config.validation import are_counts, from_mapping
@@ -75,7 +76,12 @@ def configure(
         return take_method(start(recipe), recipe.method_file or recipe.method, load)
 
     config = prepare(read_recipe_file(source, begin) if isinstance(source, Path) else start(source))
-    return change(config if method is None else take_method(config, method, load))
+    config = config if method is None else take_method(config, method, load)
+    chosen = change(config)
+    if (personal := chosen.personal.name) == config.personal.name:
+        return chosen
+    # What makes models personal changes settings too, and the user's changes take precedence.
+    return change(from_mapping(SETTINGS[personal], config))
 
 
 def take_method(config: Config, method: str | Method, load: Load = load_method) -> Config:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedhen.devices.population import Population
-from fedhen.engines.own_models import OwnSums
 from fedhen.engines.scoring import Pass, Reading, Score
 from fedhen.models.family import Family
 from fedhen.params import TierModels, distance
-from fedhen.runs.records import DeviceValues, Values
+from fedhen.runs.records import Values
 from fedhen.tasks import Classification
 
 
@@ -57,20 +55,6 @@ def score_models(population: Population, score: Score, models: Mapping[str, Tier
     found |= {"ensemble": values[-1]} if together else {}
     found |= {"metrics": named} if named else {}
     return {**found, "distance": {tier: distance(server[tier], server[deepest]) for tier in shallower}}
-
-
-def collect_own(population: Population, sums: Sequence[OwnSums]) -> DeviceValues:
-    """Returns the primary metric on each device's test data, of the devices of each tier in their order."""
-    metric = population.task.scores[0]
-    by_owner: dict[str, dict[int, float | None]] = {}
-    for each in sums:
-        value = _finite(float(metric.value(torch.tensor(each.sums[0], dtype=torch.float64)))) if each.sums else None
-        by_owner.setdefault(each.owner, {})[each.device] = value
-    members = {tier: [d for d, own in enumerate(population.tier_of) if own == tier] for tier in population.holdings}
-    return {
-        owner: {tier: [values[device] for device in devices] for tier, devices in members.items()}
-        for owner, values in by_owner.items()
-    }
 
 
 def _finite(value: float) -> float | None:

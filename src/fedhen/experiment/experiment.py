@@ -24,13 +24,15 @@ from fedhen.engines.own_models import Asked, OwnSums
 from fedhen.errors import ConfigError
 from fedhen.experiment.best_models import BestModel, Standing
 from fedhen.experiment.checkpoint_state import Restored, State, compute_digests, find_owners
-from fedhen.experiment.evaluation import collect_own, primary_scores, score_round
+from fedhen.experiment.evaluation import primary_scores, score_round
+from fedhen.experiment.own_scores import average_own, choose_owners, collect_own
 from fedhen.experiment.reported_models import ReportedModels
 from fedhen.hardware.memory import explain_out_of_memory
 from fedhen.hardware.threads import threads_per_worker, torch_threads
 from fedhen.models.model_card import ModelCard
 from fedhen.params import TierModels, count_bytes, count_elements
 from fedhen.privacy.mechanism import Mechanism
+from fedhen.runs.layout import PERSONAL
 from fedhen.runs.records import MetricInfo
 from fedhen.tasks.registry import describe_metrics, task_settings
 from fedhen.wire.wire import count_down, count_up
@@ -105,12 +107,7 @@ class Experiment:
             self.last_models.take(done.updates, done.losses)
             self.losses.update(done.losses)
             trained = time.perf_counter()
-            scores = {}
-            if self.is_evaluated(done.number):
-                self.reported, self.reported_round = self.models(), done.number
-                scores = self.ranks.first(partial(score_round, self.population, self.engine.score, self.reported))
-                self.standing = self.judge(done.number, scores)
-                scores |= self.score_own(done.number)
+            scores = self.score(done.number) if self.is_evaluated(done.number) else {}
             ended = time.perf_counter()
             timing = {"train": trained - began, "evaluate": ended - trained, "total": ended - began}
             record, private = self.mechanism.publish(self.record(done))
@@ -150,13 +147,27 @@ class Experiment:
         self.last_models.admit(population.tier_of)
         return True
 
-    def score_own(self, number: int) -> dict[str, Any]:
-        """Returns the scores on the devices' own test data, as a round's record has them; empty if not asked for."""
-        if not self.config.evaluation.own:
-            return {}
-        asked = Asked(number, self.server, ("server",), self.list_own_devices())
-        found = chain.from_iterable(self.ranks.gather(self.engine.score_own(asked)))
-        return {"own": collect_own(self.population, [OwnSums(*each) for each in found])}
+    def score(self, number: int) -> dict[str, Any]:
+        """Scores the models of an evaluated round, and judges whether the run goes on."""
+        self.reported, self.reported_round = self.models(), number
+        own = list[OwnSums]()
+        if self.population.personal.has_server_model:
+            scores = self.ranks.first(partial(score_round, self.population, self.engine.score, self.reported))
+        else:
+            own = self.score_own(number, (PERSONAL,))
+            scores = average_own(self.population, own)
+        self.standing = self.judge(number, scores)
+        done = {each.owner for each in own}
+        owners = choose_owners(self.population, number, self.is_last(number) or bool(self.standing.reason))
+        own += self.score_own(number, tuple(owner for owner in owners if owner not in done))
+        return {**scores, **collect_own(self.population, own)}
+
+    def score_own(self, number: int, owners: tuple[str, ...]) -> list[OwnSums]:
+        """Returns what the test data of all devices adds to the metrics of these owners' models."""
+        if not owners:
+            return []
+        asked = Asked(number, self.server, owners, self.list_own_devices())
+        return [OwnSums(*each) for each in chain.from_iterable(self.ranks.gather(self.engine.score_own(asked)))]
 
     def list_own_devices(self) -> list[int]:
         """Returns the devices that this rank scores: those whose state it has, and its share of the others."""
@@ -188,12 +199,20 @@ class Experiment:
             raise ConfigError(
                 f"round {number}: `activate` returned devices {active}, but devices are numbered from 0 to {last}"
             )
+        if held_out := sorted(self.population.held_out.intersection(active)):
+            raise ConfigError(
+                f"round {number}: `activate` returned devices {held_out}, which devices.held_out keeps out"
+            )
         return active
 
     def is_evaluated(self, number: int) -> bool:
         """Returns whether models are scored after this round: every few rounds, and after the last one."""
-        is_last = number == self.config.rounds or bool(self.mechanism.ending)
-        return number % self.config.evaluation.every == 0 or is_last
+        every = self.config.evaluation.every, self.config.personal.every
+        return any(rounds and number % rounds == 0 for rounds in every) or self.is_last(number)
+
+    def is_last(self, number: int) -> bool:
+        """Returns whether no round is planned after this one."""
+        return number == self.config.rounds or bool(self.mechanism.ending)
 
     def models(self) -> dict[str, TierModels]:
         """Returns the models that are scored and saved: the server's and, if it is kept, the all-devices average."""
@@ -205,21 +224,25 @@ class Experiment:
         return self.played >= self.config.rounds or bool(self.standing.reason)
 
     def complete_models(self) -> dict[str, TierModels]:
-        """Returns the models of the last evaluated round, with the weights that no device trains."""
-        fixed = self.population.fixed
-        return {owner: {t: {**fixed[t], **w} for t, w in models.items()} for owner, models in self.reported.items()}
+        """Returns the models of the last evaluated round, with the weights that do not travel."""
+        complete = self.population.complete
+        return {owner: {t: complete(t, w) for t, w in models.items()} for owner, models in self.reported.items()}
 
     def best_models(self) -> dict[str, dict[str, BestModel]]:
-        """Returns owner -> tier -> its best model, with the weights that no device trains."""
-        fixed = self.population.fixed
+        """Returns owner -> tier -> its best model, with the weights that do not travel."""
+        complete = self.population.complete
         return {
-            owner: {tier: replace(kept, weights={**fixed[tier], **kept.weights}) for tier, kept in tiers.items()}
+            owner: {tier: replace(kept, weights=complete(tier, kept.weights)) for tier, kept in tiers.items()}
             for owner, tiers in self.standing.best.items()
         }
 
     def initial_models(self) -> TierModels:
         """Returns the models that training starts from, all of their weights. Must be read before the first round."""
-        return {tier: {**weights, **self.population.fixed[tier]} for tier, weights in self.server.items()}
+        population = self.population
+        return {
+            tier: {**weights, **population.fixed[tier], **population.unsent.get(tier, {})}
+            for tier, weights in self.server.items()
+        }
 
     def record(self, done: Round) -> dict[str, Any]:
         """Returns the record of a round. It contains only what the seed determines."""
@@ -302,8 +325,7 @@ class Experiment:
 
     def parameters(self) -> dict[str, int]:
         """Returns tier -> the number of parameters of its model."""
-        fixed = self.population.fixed
-        return {tier: count_elements(weights) + count_elements(fixed[tier]) for tier, weights in self.server.items()}
+        return {tier: count_elements(self.population.complete(tier, w)) for tier, w in self.server.items()}
 
 
 @dataclass(frozen=True)

@@ -73,17 +73,24 @@ class AllDevicesAverage:
     """
 
     def __init__(
-        self, initial: TierModels, tier_of: Sequence[str], rows: StateStore | None = None, ranks: Ranks = ALONE
+        self,
+        initial: TierModels,
+        tier_of: Sequence[str],
+        rows: StateStore | None = None,
+        ranks: Ranks = ALONE,
+        held_out: Collection[int] = (),
     ) -> None:
         self.initial, self.ranks = initial, ranks
         self.rows = StateStore() if rows is None else rows
+        self.held_out = held_out
         self.trained: set[str] = set()
         """The tiers that have a device that has trained, on any rank."""
         self.admit(tier_of)
 
     def admit(self, tier_of: Sequence[str]) -> None:
         """Counts these devices from now on. Those that have joined count with the initial model."""
-        self.tier_of, sizes = tier_of, Counter(tier_of)
+        self.tier_of = tier_of
+        sizes = Counter(tier for device, tier in enumerate(tier_of) if device not in self.held_out)
         self.fixed = {tier: FixedPoint(weights, sizes[tier]) for tier, weights in self.initial.items()}
         self.start = {tier: self.fixed[tier].of(pack(weights)) for tier, weights in self.initial.items()}
         self.moved = {tier: torch.zeros_like(start) for tier, start in self.start.items()}

@@ -25,7 +25,7 @@ from fedhen.fileio.locks import lock_folder
 from fedhen.params import TierModels
 from fedhen.runs.layout import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING
 from fedhen.runs.reader import read_run
-from fedhen.runs.writer import RunWriter, read_whole_lines
+from fedhen.runs.writer import RunWriter, make_closed, read_participation, read_whole_lines
 from fedhen.tasks.registry import describe_metrics
 
 FREE = (
@@ -129,8 +129,15 @@ class RunStart:
             plan = None if self.how.restart else self.open_newest()
             if plan is None:
                 self.experiment.reopen(0)
-        checkpoint_files.discard_later(self.place, after=plan["played"] if plan else 0)
-        return {"finished": False, "saved": plan}
+        played = plan["played"] if plan else 0
+        checkpoint_files.discard_later(self.place, after=played)
+        return {
+            "finished": False,
+            "saved": plan,
+            "reached": sorted(
+                {device for each in read_participation(self.folder, played) for device in each["active"]}
+            ),
+        }
 
     def open_newest(self) -> dict[str, Any] | None:
         """Opens the newest checkpoint that can be used. Returns None if the run ended before its first checkpoint."""
@@ -204,12 +211,15 @@ class RunStart:
         """Opens the records of the run, to append to them or to start them."""
         played = self.saved.round if self.saved else 0
         population = self.experiment.population
+        if population.config.privacy.is_private:
+            # Checkpoints hold past noise, and which devices took part.
+            make_closed(self.place)
         described = provenance.describe_environment(
             population.data.device, self.experiment.config.runtime, self.experiment.ranks
         )
         described |= {"task": population.task.name, "metrics": describe_metrics(population.task)}
         # The server of a real fleet has no training data, and so no shards.
-        if population.data.shards:
+        if population.data.shards and not population.config.privacy.is_private:
             described["data_digest"] = name_data_set(population.data, self.digests)
         if played:
             described = {**described, "resumed": [*self._read_resumptions(), {"after": played}]}

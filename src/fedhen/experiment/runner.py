@@ -43,7 +43,7 @@ def play_run(
         if plan["finished"]:
             return
         if plan["saved"] is not None:
-            experiment.reached = {device for record in beginning.records for device in record["active"]}
+            experiment.reached = set(plan["reached"])
             experiment.restore(checkpoint_state.restore_state(beginning.saved, plan["saved"], experiment.state()))
         keeper = RunKeeper(folder, experiment, beginning, held.enter_context(BackgroundTask()))
         if not ranks.rank:

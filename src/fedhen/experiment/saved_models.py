@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedhen.config import toml
+from fedhen.config.personal_settings import OWN_SCORES_ONLY
 from fedhen.config.settings import Config
 from fedhen.errors import CheckpointError, unknown_name
 from fedhen.experiment import checkpoint_files
@@ -71,6 +72,15 @@ def check_choice(config: Config, tier: str, of: str, at: str) -> None:
     if of == "devices" and not config.evaluation.devices:
         raise CheckpointError(
             "the run kept no average of all devices (evaluation.devices = false): use the server's models"
+        )
+
+
+def refuse_incomplete(config: Config) -> None:
+    """Refuses the server's models of a run whose server has none that is whole."""
+    if config.personal.name in OWN_SCORES_ONLY:
+        raise CheckpointError(
+            f"with personal.name={config.personal.name} only devices have whole models: fedhen.load(run, device=0) "
+            "loads that of a device"
         )
 
 
@@ -204,7 +214,7 @@ class CheckpointModels:
                         raise DamagedCheckpoint("the model of a device has another shape")
                     yield row
 
-        return average_rows(initial, rows(), tier_of.count(tier))
+        return average_rows(initial, rows(), self.config.training_sizes()[tier])
 
 
 def save_start(place: Path, initial: TierModels, about: Mapping[str, Mapping[str, Any]]) -> None:

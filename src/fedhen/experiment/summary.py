@@ -65,10 +65,13 @@ def make_summary(
 
 def summarise_own(metric: MetricInfo, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the last scores on the devices' own test data, spread over the devices of each tier."""
-    last: DeviceValues = next((record["own"] for record in reversed(records) if record.get("own")), {})
-    spreads = describe_owners(last, metric)
-    found = {owner: {t: asdict(spread) for t, spread in tiers.items()} for owner, tiers in spreads.items()}
-    return {"own": found} if found else {}
+    summary = {}
+    for key in ("own", "held_out"):
+        last: DeviceValues = next((record[key] for record in reversed(records) if record.get(key)), {})
+        spreads = describe_owners(last, metric)
+        if found := {owner: {t: asdict(spread) for t, spread in tiers.items()} for owner, tiers in spreads.items()}:
+            summary[key] = found
+    return summary
 
 
 def _find_best(metric: MetricInfo, values: Sequence[float | None]) -> float | None:

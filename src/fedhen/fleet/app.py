@@ -16,7 +16,7 @@ from fedhen.data import sources
 from fedhen.data.arrays import read_arrays
 from fedhen.data.dataset import Data
 from fedhen.data.inputs import map_tensors, take
-from fedhen.data.partitions import deal
+from fedhen.data.partitions import deal, deal_tests
 from fedhen.data.spec import DataSpec, Normalisation
 from fedhen.data.storage import data_root
 from fedhen.errors import FleetError
@@ -50,6 +50,9 @@ class App:
     """(the node's settings, the run's configuration) -> x, y: the training data of that device."""
     test_data: Callable[[Config], Sequence[object] | None] = lambda config: None
     """(the run's configuration) -> x, y: the data on which the server scores its models, or None if it has none."""
+    own_test_data: Callable[[NodeConfig, Config], Sequence[object] | None] = lambda node, config: None
+    """(the node's settings, the run's configuration) -> x, y: the test data of that device, on which it scores models
+    itself, or None if it has none."""
     inputs: tuple[int, ...] | None = None
     """The shape of one input. Required only if the server has no test data."""
     classes: int | None = None
@@ -86,12 +89,17 @@ class App:
         return config if self.task is None else from_mapping({"task": describe_task(self.task)}, config)
 
     def load_device_data(self, node: NodeConfig, config: Config, inputs: Sequence[int], classes: int) -> Data:
-        """Returns a device's training data as one shard. Raises `FleetError` if its inputs do not fit the models."""
+        """Returns a device's data as one shard. Raises `FleetError` if its inputs do not fit the models."""
         data = _check_data(self.training_data(node, config), classes)
         if data.shape != tuple(inputs):
             raise FleetError(f"this device's inputs have shape {data.shape}, but the fleet's have {tuple(inputs)}")
         shard = np.arange(len(data.y), dtype=np.int64)
-        return replace(data, x_test=take(data.x, slice(0)), y_test=data.y[:0], shards=(shard,))
+        examples = self.own_test_data(node, config) if config.evaluation.own else None
+        has_test = examples is not None and torch.as_tensor(examples[1]).numel() > 0
+        test = _check_data(examples, classes) if examples is not None and has_test else None
+        x_test, y_test = (take(data.x, slice(0)), data.y[:0]) if test is None else (test.x, test.y)
+        test_shard = np.arange(len(y_test), dtype=np.int64)
+        return replace(data, x_test=x_test, y_test=y_test, shards=(shard,), test_shards=(test_shard,))
 
     def count_samples(self, node: NodeConfig, config: Config) -> int:
         return len(_check_data(self.training_data(node, config), None).y)
@@ -136,4 +144,10 @@ def recipe_app() -> App:
         data = sources.load_data(config.data, data_root(None), config.seed)
         return Examples(data.x_test, data.y_test, data.normalisation, data.about or DataSpec())
 
-    return App(training_data, test_data)
+    def own_test_data(node: NodeConfig, config: Config) -> Examples:
+        data = sources.load_data(config.data, data_root(None), config.seed)
+        dealt = data.split(deal(data, config.split, config.devices.number, config.seed))
+        index = torch.from_numpy(deal_tests(dealt, config.seed)[int(node["device"])])
+        return Examples(take(data.x_test, index), data.y_test[index], data.normalisation, data.about or DataSpec())
+
+    return App(training_data, test_data, own_test_data)

@@ -43,6 +43,10 @@ def client_app(app: App) -> ClientApp:
         context.state[EXAMPLES] = ConfigRecord({"count": node.warm.count_examples()})
         return Message(answer, reply_to=message)
 
+    @client.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(find_client(context).evaluate(message.content), reply_to=message)
+
     @client.query(ACTION)
     def deliver_model(message: Message, context: Context) -> Message:
         node = FleetClient(app, context.node_config, context.node_id)

@@ -1,9 +1,10 @@
-"""The work of a node: it identifies itself and trains its device on request. Data and memory stay on the node."""
+"""The work of a node: it identifies itself, trains its device and scores models. Data and memory stay on the node."""
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,9 @@ from fedhen.config import toml, validation
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population, make_population
 from fedhen.devices.state_store import StateStore
+from fedhen.engines.engine import make_scoring_module
+from fedhen.engines.own_models import Asked, OwnModels
+from fedhen.engines.scoring import Scoring
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import FedhenError, FleetError, one_line
 from fedhen.fileio.atomic import write_text
@@ -81,14 +85,27 @@ class FleetClient:
             return wire_format.pack_problem(describe_error(error))
 
     def train(self, content: RecordDict) -> RecordDict:
-        """Trains the device for a round. Any error becomes a failure reply, so that the run continues without it."""
+        """Trains the device for a round."""
+
+        def work(order: Order, config: Config) -> RecordDict | None:
+            answer = self.train_device(order, config, content)
+            return None if answer is None else wire_format.pack_answer(answer)
+
+        return self.answer(content, work)
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """Scores models on the device's own test data. Only sums and counts leave the node."""
+        return self.answer(content, lambda order, config: self.score_device(order, config, content))
+
+    def answer(self, content: RecordDict, work: Callable[[Order, Config], RecordDict | None]) -> RecordDict:
+        """Carries out an order. Any error becomes a failure reply, so that the run continues without the device."""
         try:
             order = wire_format.read_order(content)
             if order.tier != self.tier:
                 raise FleetError(f"this device is of tier {self.tier!r}, but the server expects tier {order.tier!r}")
             config_text = self.find_config(order)
-            answer = self.train_device(order, toml.parse_toml(config_text), content) if config_text else None
-            return wire_format.pack_config_request() if answer is None else wire_format.pack_answer(answer)
+            answer = work(order, toml.parse_toml(config_text)) if config_text else None
+            return wire_format.pack_config_request() if answer is None else answer
         except Exception as error:
             return wire_format.pack_failure(describe_error(error))
 
@@ -131,8 +148,7 @@ class FleetClient:
         model = wire.receive_down(wire_format.unpack_weights(content.get("model"), wire.send_down(expected)), expected)
         mean = wire_format.unpack_weights(content.get("mean"), learned) if population.local.copies else {}
         files = ClientState(self.state, order.run)
-        if population.keeps_state and order.memory:
-            devices.memory[0] = files.read(order.memory, population.state_like(self.tier, expected))
+        self.recall(order, devices, expected)
         reply = devices.attempt(order.round, 0, Sent({self.tier: model}, {self.tier: mean}))
         if isinstance(reply, Failure):
             raise FleetError(reply.error)
@@ -140,6 +156,29 @@ class FleetClient:
             # Saved before the answer is sent: if the server merges it, the device needs this state next time.
             files.write(order.round, devices.memory[0], order.memory)
         return make_answer(reply, population)
+
+    def score_device(self, order: Order, config: Config, content: RecordDict) -> RecordDict | None:
+        """Scores models on the device's own test data, as the simulator does. Returns None if it lacks weights."""
+        devices = self.find_device(order, config, content)
+        if devices is None:
+            return None
+        population = devices.population
+        expected = self.expected_weights(devices, population.holdings[self.tier].shapes)
+        model = wire_format.unpack_weights(content.get("model"), expected)
+        self.recall(order, devices, expected)
+        module = make_scoring_module(population, self.tier)
+        size, precision = config.evaluation.batch_size, population.precision
+        scoring = Scoring({self.tier: module}, population.data, population.task, size, precision)
+        owners = wire_format.read_owners(content)
+        found = OwnModels(devices, scoring).score(Asked(order.round, {self.tier: model}, owners, [0]))
+        return wire_format.pack_sums({each.owner: each.sums for each in found})
+
+    def recall(self, order: Order, devices: SequentialDevices, expected: Weights) -> None:
+        """Gives the device what it has kept since the round that the server names."""
+        population = devices.population
+        if population.keeps_state and order.memory:
+            files = ClientState(self.state, order.run)
+            devices.memory[0] = files.read(order.memory, population.state_like(self.tier, expected))
 
     def find_device(self, order: Order, config: Config, content: RecordDict) -> SequentialDevices | None:
         """Returns the device, as it is loaded or built anew. Returns None if it lacks weights."""
@@ -149,7 +188,12 @@ class FleetClient:
         fixed = self.find_fixed_weights(order, content, population)
         if fixed is None:
             return None
-        devices = SequentialDevices(replace(population, fixed={self.tier: fixed}))
+        population = replace(population, fixed={self.tier: fixed})
+        if population.holdings[self.tier].personal:
+            initial = population.family.initial(config.seed)
+            where = population.data.device
+            population = population.place_unsent({name: tensor.to(where) for name, tensor in initial.items()})
+        devices = SequentialDevices(population)
         self.warm.keep(order, devices)
         return devices
 

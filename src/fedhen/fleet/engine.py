@@ -115,7 +115,7 @@ class FleetDevices:
 
     def make_messages(self, round_number: int, sent: Sent, devices: Sequence[int]) -> list[tuple[int, Message]]:
         """Builds the orders. The weights of a tier are packed once, and travel to the SuperLink once."""
-        config, merged = self.population.config, self.merged or {}
+        config = self.population.config
         tiers = sorted({self.population.tier_of[device] for device in devices})
         wires = self.population.wires
         models = {tier: wire_format.pack_weights(wires[tier].send_down(sent.models[tier])) for tier in tiers}
@@ -123,25 +123,34 @@ class FleetDevices:
         found = []
         for device in devices:
             tier, node = self.population.tier_of[device], self.membership.members[device].node
-            fixed = self.fixed.get(tier)
-            order = Order(
-                run=self.membership.run,
-                round=round_number,
-                device=device,
-                tier=tier,
-                omega=self.population.omega[device],
-                memory=merged.get(device, 0) if self.population.keeps_state else 0,
-                inputs=self.population.data.shape,
-                classes=self.population.outputs,
-                config_digest=self.config_digest,
-                fixed_digest=wire_format.digest_of(wire_format.content_of(fixed)) if fixed is not None else "",
-                config_text="" if node in self.has_config else self.config_text,
-            )
-            fixed = None if node in self.has_fixed else fixed
+            order, fixed = self.make_order(round_number, device), self.choose_fixed(device)
             content = wire_format.pack_order(order, models[tier], means[tier], fixed)
             ttl = config.fleet.deadline_seconds + TTL_SLACK_SECONDS
             found.append((device, Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_number))))
         return found
+
+    def make_order(self, round_number: int, device: int) -> Order:
+        """Returns what a device must know of a round."""
+        population, tier = self.population, self.population.tier_of[device]
+        fixed, node = self.fixed.get(tier), self.membership.members[device].node
+        return Order(
+            run=self.membership.run,
+            round=round_number,
+            device=device,
+            tier=tier,
+            omega=population.omega[device],
+            memory=(self.merged or {}).get(device, 0) if population.keeps_state else 0,
+            inputs=population.data.shape,
+            classes=population.outputs,
+            config_digest=self.config_digest,
+            fixed_digest=wire_format.digest_of(wire_format.content_of(fixed)) if fixed is not None else "",
+            config_text="" if node in self.has_config else self.config_text,
+        )
+
+    def choose_fixed(self, device: int) -> ArrayRecord | None:
+        """Returns the weights that no device trains, if there are any that the device has not been sent."""
+        is_known = self.membership.members[device].node in self.has_fixed
+        return None if is_known else self.fixed.get(self.population.tier_of[device])
 
     def pack_mean(self, sent: Sent, tier: str) -> ArrayRecord | None:
         return wire_format.pack_weights(sent.mean[tier]) if self.population.local.copies else None

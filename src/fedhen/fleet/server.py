@@ -24,6 +24,7 @@ from fedhen.fleet.board import BoardWriter
 from fedhen.fleet.engine import POLL_SECONDS, FleetDevices
 from fedhen.fleet.fleet_roster import FleetRoster, count_samples
 from fedhen.fleet.membership import Membership, read_membership
+from fedhen.fleet.own_scores import FleetScores
 from fedhen.fleet.run_settings import START_ANOTHER_RUN
 from fedhen.hardware.accelerator import choose_device
 from fedhen.runs.layout import CONFIG, ROUNDS
@@ -50,8 +51,8 @@ def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
         )
     if run.config.attack.kind != "none":
         raise FleetError("attack.kind plays bad devices in simulations only: set it to none")
-    if run.config.evaluation.own:
-        raise FleetError("evaluation.own is not supported by a fleet: set it to false")
+    if run.config.devices.held_out:
+        raise FleetError("devices.held_out keeps devices of simulations out of training: set it to 0")
     membership, config = reopen_fleet(grid, run) if is_begun(run) else gather_fleet(grid, app, run)
     experiment = build_fleet_experiment(app, membership, replace(run, config=config))
     yield from play_run(run.folder, experiment, ResumePolicy(resume=run.resume, otherwise=START_ANOTHER_RUN))
@@ -121,7 +122,7 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
     def engine(start: EngineParts) -> Engine:
         read_merged = partial(read_merged_rounds, run.folder)
         devices = FleetDevices(start.plain.population, membership, read_merged, run.poll)
-        return Engine(devices, start.scoring, lambda asked: [], admit=devices.admit)
+        return Engine(devices, start.scoring, FleetScores(devices).score, admit=devices.admit)
 
     return build.start_experiment(population, activate=roster.draw, engine=engine, roster=roster.take)
 

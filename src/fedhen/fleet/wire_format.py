@@ -7,9 +7,10 @@ and shapes, and compares all of them before it builds a tensor.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from fedhen.algorithm.failures import MAX_ERROR_LENGTH
 from fedhen.errors import one_line
-from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error
+from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error, parse_json
 from fedhen.params import SAFETENSORS_TYPES, Weights, count_bytes, is_finite
 from fedhen.version import VERSION
 
@@ -177,6 +178,46 @@ def read_order(content: RecordDict) -> Order:
         return read_fields(Order, {**values, "inputs": tuple(values["inputs"])})
     except PARSE_ERRORS as error:
         raise Malformed(f"the server's order cannot be read: {describe_error(error)}") from None
+
+
+def pack_scoring(order: Order, model: ArrayRecord, owners: Sequence[str]) -> RecordDict:
+    """Builds a node's order to score models on its own test data."""
+    content = pack_order(order, model)
+    content["scoring"] = ConfigRecord({"format": FORMAT, "owners": list(owners)})
+    return content
+
+
+def read_owners(content: RecordDict) -> tuple[str, ...]:
+    """Returns whose models a node is to score."""
+    found = _table(content, "scoring").get("owners")
+    if not isinstance(found, list):
+        raise Malformed("the server's order names no models to score")
+    return tuple(check_text(owner) for owner in found)
+
+
+def pack_sums(sums: Mapping[str, object]) -> RecordDict:
+    """Builds a node's reply: by owner, what its test data adds to each metric."""
+    return RecordDict({"scores": ConfigRecord({"format": FORMAT, "sums": json.dumps(sums)})})
+
+
+def read_sums(content: RecordDict, owners: Sequence[str], like: Sequence[Tensor]) -> dict[str, list[list[float]]]:
+    """Reads a node's sums by owner; those of an owner are empty if the node has no test data.
+
+    Raises `Malformed` unless there are numbers of the shapes of `like` for every metric and owner.
+    """
+    try:
+        found = parse_json(check_text(_table(content, "scores")["sums"]))
+        if [*found] != [*owners]:
+            raise ValueError("other models were scored")
+        for sums in found.values():
+            tensors = [torch.tensor(each, dtype=torch.float64) for each in sums]
+            if sums and [each.shape for each in tensors] != [each.shape for each in like]:
+                raise ValueError("the sums of a metric have another shape")
+            if not all(bool(torch.isfinite(each).all()) for each in tensors):
+                raise ValueError("a sum is not finite")
+    except PARSE_ERRORS as error:
+        raise Malformed(f"its scores cannot be read: {describe_error(error)}") from None
+    return dict(found)
 
 
 def pack_config_request() -> RecordDict:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhen import seeds
-from fedhen.data.inputs import Inputs, call_module, describe
+from fedhen.data.inputs import Inputs, call_module, describe, list_tensors
 from fedhen.errors import ConfigError, unknown_name
 from fedhen.params import Shapes, Weights, select, shapes_of
 
@@ -203,7 +203,13 @@ def _try_module(tier: str, module: nn.Module, sample: Inputs) -> object:
         return call_module(module.eval(), sample)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"the module of tier {tier!r} fails on two inputs of {describe(sample)}: {reason}") from error
+        pixels = any(tensor.dtype == torch.uint8 for tensor in list_tensors(sample))
+        advice = (
+            "; bytes are passed as they are: give the data a normalisation=(mean, std), or floats" if pixels else ""
+        )
+        raise ConfigError(
+            f"the module of tier {tier!r} fails on two inputs of {describe(sample)}: {reason}{advice}"
+        ) from error
 
 
 def _check_outputs(tier: str, outputs: object, exits: int, check_output: Callable[[Tensor], str]) -> None:

@@ -123,11 +123,16 @@ def build_ready_module(family: Family, tier: str, weights: Weights, held: Sequen
             f"the saved model of tier {tier!r} lacks the weight {min(missing)!r}: pass the run's family"
         )
     load_weights(module, weights)
+    return keep_exits(module, exits, held).eval()
+
+
+def keep_exits(module: nn.Module, exits: Sequence[str], held: Sequence[str]) -> nn.Module:
+    """Lets a module with these exits return the logits of those in `held` only."""
     places = [place for place, name in enumerate(exits) if name in held]
     if len(places) < len(exits):
         # An exit that the method does not hold has never been trained.
         module.register_forward_hook(lambda _module, _inputs, logits: [logits[place] for place in places])
-    return module.eval()
+    return module
 
 
 def _build(family: Family, tier: str) -> nn.Module:

@@ -16,6 +16,8 @@ ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 """Orders of Rényi's divergence that are tried. Whole numbers have a closed form."""
 LARGEST_NOISE = 1e6
 """Up to which noise is searched."""
+LARGEST_DELTA = 0.01
+"""The default δ of small fleets."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ def find_noise(target: float, accountant: Accountant, releases: Sequence[int]) -
 
 
 def default_delta(devices: int) -> float:
-    """Returns δ = 1/N^1.1, less than one device in N."""
-    return math.pow(devices, -1.1)
+    """Returns δ = 1/N^1.1, less than one device in N, and at most 0.01."""
+    return min(LARGEST_DELTA, math.pow(devices, -1.1))
 
 
 def _smallest(is_enough: Callable[[float], bool], start: float) -> float:

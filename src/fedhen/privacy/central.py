@@ -12,25 +12,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedhen.algorithm.averaging import Averaging, ByHolder, Contribution
+from fedhen.algorithm.averaging import Averaging, Contribution
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import ServerConfig
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.params import Average, Shapes, TierModels, Weights, overlay, shapes_of
 from fedhen.privacy.accounting import Accountant
+from fedhen.privacy.bands import band_norm
 from fedhen.privacy.clipping import compute_norm, find_change
 from fedhen.privacy.mechanism import Mechanism
-from fedhen.privacy.noise import STEPS, Key, band_norm, correlate, draw_normal
+from fedhen.privacy.noise import STEPS, Key, correlate, draw_normal
 
 WITHIN_NOISE = 2.0
 """Deviation of the noise on the number of changes within the bound, in units of z. A device changes it by a half."""
-WITHIN = "within"
-"""The pool and the name of that number's noise."""
+WITHIN = "number within"
+"""The pool and the name of that number's noise. No tier can have such a name."""
+ROUNDING = 1e-12
+"""Norms are computed to this part of them. Changes are shortened by as much, so that S is never passed."""
+SMALLEST_BOUND, LARGEST_BOUND = 1e-12, 1e12
+"""Between which a bound follows the norms."""
 
 
 def name_pool(pool: Sequence[str]) -> str:
@@ -41,8 +46,9 @@ def name_pool(pool: Sequence[str]) -> str:
 class PrivateRound:
     """Averages one round with noise. Sums are in whole steps, so they are exact in any order."""
 
-    rule: ServerConfig
     sent: TierModels
+    contributed: Mapping[str, Collection[str]]
+    """Tier -> the weights that its devices contribute to the average. All else that a device sends is ignored."""
     bound: float
     norms: Mapping[int, float]
     """Device -> the norm of its change."""
@@ -53,8 +59,8 @@ class PrivateRound:
 
     def enter(self, update: Update) -> Contribution:
         norm = self.norms[update.device]
-        factor = min(1.0, self.bound / norm) * STEPS / self.bound if norm else 0.0
-        change = find_change(ByHolder(self.rule).enter(update), self.sent[update.tier])
+        factor = min(1.0, self.bound / norm) * (1 - ROUNDING) * STEPS / self.bound if norm else 0.0
+        change = find_contributed_change(update, self.sent, self.contributed)
         # Rounded towards 0, which makes no number larger.
         steps = {n: (t * factor).trunc() if factor else torch.zeros_like(t) for n, t in change.items()}
         return Contribution(steps)
@@ -99,8 +105,7 @@ class CentralPrivacy(Mechanism):
         self.used_bound = self.ledger.bound
 
     def begin(self, number: int, sent: TierModels, updates: Sequence[Update]) -> Averaging:
-        by_holder = ByHolder(self.rule)
-        norms = {u.device: compute_norm(find_change(by_holder.enter(u), sent[u.tier])) for u in updates}
+        norms = {u.device: compute_norm(find_contributed_change(u, sent, self.contributed)) for u in updates}
         bound, past = self.ledger.bound, self.ledger.past
         noise: TierModels = {}
         release = self.ledger.releases + 1
@@ -117,7 +122,8 @@ class CentralPrivacy(Mechanism):
         kept = (noise, *past)[: self.accountant.separation - 1]
         self.ledger = replace(self.ledger, streams=self.count_release(), bound=next_bound, past=kept)
         self.used_bound = bound
-        return PrivateRound(self.rule, sent, bound, norms, lambda pool: self.find_denominators(pool, sent), draw)
+        expected = partial(self.find_denominators, sent=sent)
+        return PrivateRound(sent, self.contributed, bound, norms, expected, draw)
 
     def count_release(self) -> tuple[int, ...]:
         """Returns the streams with one more release. It counts before the noisy sum is made."""
@@ -140,7 +146,8 @@ class CentralPrivacy(Mechanism):
         noisy = sum(sum(own) for own in halves) + float(draw(WITHIN, WITHIN, (1,))) / STEPS
         share = noisy / (self.rate * sum(self.holders.values())) + 0.5
         # A noisy share may be far outside of [0, 1].
-        return bound * math.exp(-self.within_rate * (min(max(share, 0.0), 1.0) - self.within))
+        followed = bound * math.exp(-self.within_rate * (min(max(share, 0.0), 1.0) - self.within))
+        return min(max(followed, SMALLEST_BOUND), LARGEST_BOUND)
 
     def find_denominators(self, pool: tuple[str, ...], sent: TierModels) -> Average:
         """Returns an average whose counts are q·N_j. They are the same in every round."""
@@ -176,6 +183,13 @@ class CentralPrivacy(Mechanism):
         public |= {"epsilon": epsilon} if math.isfinite(epsilon) else {}
         names = ("round", "active", "dropped", "failed", "late", "bytes")
         return public, {name: record[name] for name in names if name in record}
+
+
+def find_contributed_change(update: Update, sent: TierModels, contributed: Mapping[str, Collection[str]]) -> Weights:
+    """Returns what a device has changed in the weights that it contributes."""
+    names = contributed[update.tier]
+    weights = {name: tensor for name, tensor in update.weights.items() if name in names}
+    return find_change(Contribution(weights, rows=update.rows), sent[update.tier])
 
 
 def noise_shapes(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from fedhen.algorithm.sampling import Activate, make_sampler
+from fedhen.algorithm.sampling import Activate, make_sampler, make_sampler_of
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population
 from fedhen.distributed.communicator import ALONE, Ranks
@@ -30,7 +30,12 @@ def make_mechanism(
         contributed = find_contributed(population, server)
         return CentralPrivacy(
             config.server,
-            Ledger((0,), privacy.bound, shapes=noise_shapes(pools, server, contributed, bool(privacy.within))),
+            Ledger(
+                (0,),
+                privacy.bound,
+                shapes=noise_shapes(pools, server, contributed, bool(privacy.within)),
+                bands=privacy.separation,
+            ),
             accountant=make_accountant(config),
             holders=config.tier_sizes(),
             contributed=contributed,
@@ -70,8 +75,10 @@ def make_accountant(config: Config) -> Accountant:
     )
 
 
-def choose_sampler(config: Config, tier_of: Sequence[str]) -> Activate:
-    """Returns the configured sampler, which keeps the separation of a device's rounds."""
+def choose_sampler(config: Config, tier_of: Sequence[str], held_out: Collection[int] = ()) -> Activate:
+    """Returns the configured sampler, which keeps the separation of a device's rounds. Held-out devices never train."""
     if config.privacy.separation > 1:
         return make_separated_sampler(config, tier_of)
-    return make_sampler(config.devices, config.seed, tier_of)
+    if not held_out:
+        return make_sampler(config.devices, config.seed, tier_of)
+    return make_sampler_of([d for d in range(len(tier_of)) if d not in held_out], config.devices, config.seed, tier_of)

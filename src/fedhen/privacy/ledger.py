@@ -26,6 +26,8 @@ class Ledger:
     """The noise of the rounds before, in steps, the last one first: pool -> weight -> noise. Secret."""
     shapes: Mapping[str, Shapes] = field(default_factory=dict)
     """Pool -> the shapes of its noise."""
+    bands: int = 1
+    """b: the noise of a round depends on that of b - 1 rounds before it."""
 
     @property
     def releases(self) -> int:
@@ -39,14 +41,17 @@ class Ledger:
         """Returns all but the tensors, as JSON represents it; empty if there is nothing to remember."""
         return {"streams": list(self.streams), "bound": self.bound, "past": len(self.past)} if self.streams else {}
 
-    def expect(self, values: Any) -> Ledger:
-        """Returns a ledger with the shapes of a saved one. Raises one of PARSE_ERRORS if the values are malformed."""
+    def expect(self, values: Any, played: int) -> Ledger:
+        """Returns a ledger with the shapes of one that was saved after these rounds.
+
+        Raises one of PARSE_ERRORS if the values are malformed.
+        """
         if not self.streams:
             return self
         streams = tuple(untrusted.check_int(number, 0) for number in values["streams"])
         past = untrusted.check_int(values["past"], 0)
-        if not streams or past > sum(streams):
-            raise ValueError("it has more noise than releases")
+        if sum(streams) < played or past != min(streams[-1], self.bands - 1):
+            raise ValueError("it has not the noise of its rounds")
         like = {pool: {n: torch.zeros(shape).double() for n, shape in of.items()} for pool, of in self.shapes.items()}
         return replace(self, streams=streams, bound=untrusted.check_number(values["bound"]), past=(like,) * past)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhen import seeds
+from fedhen.privacy.bands import band_coefficients
 
 STEPS = 2.0**32
 """Steps in the bound. Changes and noise are whole numbers of steps, so that sums are exact, and the last digits of a
@@ -34,22 +35,6 @@ def draw_normal(key: bytes, label: str, shape: Sequence[int]) -> Tensor:
     radius, angle = np.sqrt(-2 * np.log(uniform[:pairs])), 2 * np.pi * uniform[pairs:]
     normal = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
     return torch.from_numpy(normal).reshape(tuple(shape))
-
-
-def band_coefficients(bands: int) -> list[float]:
-    """Returns c_0 to c_{b-1} of the lower triangular Toeplitz matrix C, c_k = binomial(2k, k) / 4^k.
-
-    C is the square root of the matrix of prefix sums, cut to b bands (Choquette-Choo et al. 2023).
-    """
-    found = [1.0]
-    for k in range(1, bands):
-        found.append(found[-1] * (2 * k - 1) / (2 * k))
-    return found
-
-
-def band_norm(bands: int) -> float:
-    """Returns ‖c‖: by how much one participation changes C times the sums, in units of the bound."""
-    return math.sqrt(math.fsum(c * c for c in band_coefficients(bands)))
 
 
 def correlate(fresh: Tensor, past: Sequence[Tensor]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedhen.config.personal_settings import OWN_SCORES_ONLY
 from fedhen.config.settings import Config
 from fedhen.errors import ConfigError
 from fedhen.models.family import Family
@@ -36,7 +37,12 @@ def refusals(config: Config, family: Family, *, own_sampler: bool = False, is_fl
     found = list(_of_memories(config))
     if config.privacy.mechanism == "bounded":
         return found
-    found += [*_of_settings(config), *_of_releases(config), *_of_participation(config, own_sampler, is_fleet)]
+    found += [
+        *_of_settings(config),
+        *_of_releases(config),
+        *_of_personal_models(config),
+        *_of_participation(config, own_sampler, is_fleet),
+    ]
     if family.average_buffers:
         found.append("layers that store data statistics, such as BatchNorm, count a device's examples: use GroupNorm")
     return found
@@ -69,6 +75,16 @@ def _of_releases(config: Config) -> Iterator[str]:
         yield "scores on devices' own test data tell of that data: set evaluation.own=false"
 
 
+def _of_personal_models(config: Config) -> Iterator[str]:
+    if config.personal.name in OWN_SCORES_ONLY:
+        yield (
+            f"personal.name={config.personal.name} is scored with devices' own models on their own data: choose "
+            "finetune, fedbabu, ditto or perfedavg, with evaluation.own=false"
+        )
+    if config.devices.held_out:
+        yield "the account counts all devices as taking part: set devices.held_out=0"
+
+
 def _of_participation(config: Config, own_sampler: bool, is_fleet: bool) -> Iterator[str]:
     sampling, separation = config.devices.sampling, config.privacy.separation
     if own_sampler:
@@ -81,6 +97,11 @@ def _of_participation(config: Config, own_sampler: bool, is_fleet: bool) -> Iter
         yield (
             f"{config.devices.active} active devices in each of {separation} rounds need at least "
             f"{config.devices.active * separation} devices: lower privacy.separation or devices.active"
+        )
+    if is_fleet and (config.fleet.answers or config.fleet.spare_devices):
+        yield (
+            "the first answers would end a round, and how fast a device answers depends on its data: "
+            "set fleet.answers=0 and fleet.spare_devices=0"
         )
     if is_fleet and sampling in AT_RANDOM:
         yield "nobody can promise that phones take part at random: set devices.sampling=uniform and privacy.separation"

@@ -25,4 +25,4 @@ class SilentDevices:
 
 def silence(config: Config, devices: Devices) -> Devices:
     """Returns the devices of a run, which are silent under differential privacy."""
-    return SilentDevices(devices) if config.privacy.mechanism == "central" else devices
+    return SilentDevices(devices) if config.privacy.is_private else devices

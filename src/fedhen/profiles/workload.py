@@ -15,12 +15,12 @@ class Workload:
     training_operations: Mapping[str, int] = field(default_factory=dict)
     """Tier -> operations of one example in training: forward and backward."""
     examples: Sequence[int] = ()
-    """The number of training examples of each device; empty if the run is to be private."""
+    """The number of training examples of each device; empty if the run bounds or hides what a device tells."""
     tier_examples: Mapping[str, int] = field(default_factory=dict)
-    """Tier -> their sum, in private runs, whose records say nothing of a single device's data."""
+    """Tier -> their sum, in runs with bounded updates, whose records say nothing of a single device's data."""
 
     def count_examples(self, tier_of: Sequence[str]) -> list[int]:
-        """Returns the number of training examples of each device; in private runs the mean of its tier."""
+        """Returns the number of training examples of each device; with bounded updates the mean of its tier."""
         if self.examples:
             return list(self.examples)
         return [round(self.tier_examples[tier] / tier_of.count(tier)) for tier in tier_of]

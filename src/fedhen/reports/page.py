@@ -12,6 +12,7 @@ from typing import Any
 from fedhen.config.validation import flatten
 from fedhen.reports.charts import Chart, list_values
 from fedhen.reports.comparison import Comparison, list_warnings
+from fedhen.reports.early_exits import EarlyExits
 from fedhen.reports.own_data import Distribution, has_own_values
 from fedhen.reports.plots import Plot
 from fedhen.reports.rendering import Table
@@ -47,6 +48,8 @@ def make_page(comparison: Comparison, tables: Sequence[Table], charts: Sequence[
     if has_own_values(comparison):
         own = Distribution(comparison)
         drawings["own-data"] = Drawing([own.plots], own.title, f"{own.title}. {own.caption}", own.values())
+    if exits := EarlyExits(comparison):
+        drawings["exits"] = Drawing([exits.plots], exits.title, f"{exits.title}. {exits.caption}", exits.values())
     return render_page(
         title=f"{comparison.recipe}: {_join_names(comparison.methods)}",
         warnings=list_warnings(comparison),

@@ -13,6 +13,7 @@ from fedhen.profiles.profile import Profile
 from fedhen.reports.charts import Chart
 from fedhen.reports.comparison import HERO, Comparison, choose_owner, compare, list_warnings
 from fedhen.reports.costs import BYTES, ROUNDS
+from fedhen.reports.early_exits import EarlyExits
 from fedhen.reports.figures import PNG_DPI, write_figure
 from fedhen.reports.own_data import Distribution, has_own_values
 from fedhen.reports.page import make_page
@@ -64,6 +65,8 @@ def write_report(
     figures = {f"curves-{chart.measure.name}": chart.figure(comparison.tiers) for chart in charts}
     if has_own_values(comparison):
         figures["own-data"] = Distribution(comparison).figure()
+    if exits := EarlyExits(comparison):
+        figures["exits"] = exits.figure()
     paths = write_files(out, _make_texts(comparison, tables, charts), figures)
     return Report(_join_texts(comparison, tables), paths)
 

@@ -16,9 +16,10 @@ from fedhen.reports.costs import (
     gain,
     measure_cost,
 )
+from fedhen.reports.early_exits import EarlyExits
 from fedhen.reports.names import GAIN, LOWER_BOUND, OWNER_NAMES, SEEDS_TO_TARGET, capitalise
 from fedhen.reports.outcome import make_outcome_table
-from fedhen.reports.own_data import has_own_values, make_own_table
+from fedhen.reports.own_data import has_own_values, make_own_tables
 from fedhen.reports.rendering import Group, Table
 from fedhen.reports.spending_tables import PricedRuns
 from fedhen.reports.targets import TierTargets, describe_auto_rule, format_target
@@ -34,8 +35,10 @@ def make_tables(
     measures = (ROUNDS, BYTES, OWN_BYTES, *by_profile) if comparison.has_scores else ()
     costs = (make_cost_table(comparison, targets, owner, measure) for measure in measures)
     spending = (priced.make_table(comparison),) if priced else ()
-    own = (make_own_table(comparison),) if has_own_values(comparison) else ()
-    return (*costs, *spending, make_outcome_table(comparison), *own)
+    own = make_own_tables(comparison) if has_own_values(comparison) else ()
+    exits = EarlyExits(comparison)
+    early = (exits.table(),) if exits else ()
+    return (*costs, *spending, make_outcome_table(comparison), *own, *early)
 
 
 def make_cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], owner: str, measure: Measure) -> Table:

@@ -20,7 +20,7 @@ DEPTH = 3
 class Words(NamedTuple):
     """What error messages call the arguments of the caller's user."""
 
-    run_dir: str
+    folder: str
     overwrite: str = ""
     """Empty if there is no such argument."""
 
@@ -43,12 +43,11 @@ def create_run_folders(
             raise NotADirectoryError(errno.ENOTDIR, "it is a file")
         if not overwrite and _holds_something(parent):
             instead = f", or {words.overwrite} to replace the runs in it" if words.overwrite else ""
-            raise ConfigError(f"{parent} is not empty: choose another {words.run_dir}{instead}")
+            raise ConfigError(f"{parent} is not empty: choose another {words.folder}{instead}")
         for folder in folders:
             if _holds_something(folder) and not (folder / CONFIG).is_file():
                 raise ConfigError(
-                    f"{folder} does not hold a run: {words.overwrite} replaces runs only, "
-                    f"choose another {words.run_dir}"
+                    f"{folder} does not hold a run: {words.overwrite} replaces runs only, choose another {words.folder}"
                 )
         for folder in folders:
             if _holds_something(folder):
@@ -56,7 +55,7 @@ def create_run_folders(
                     shutil.rmtree(folder)
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FedhenError(f"cannot write to {parent}: {error.strerror}; choose another {words.run_dir}") from None
+        raise FedhenError(f"cannot write to {parent}: {error.strerror}; choose another {words.folder}") from None
     return folders
 
 
@@ -66,13 +65,13 @@ def reopen_run_folders(parent: Path, names: Sequence[str]) -> list[Path]:
     for folder in folders:
         if _holds_something(folder) and not (folder / CONFIG).is_file():
             raise ConfigError(
-                f"{folder} does not hold a run: --resume continues runs only, choose another {COMMAND.run_dir}"
+                f"{folder} does not hold a run: --resume continues runs only, choose another {COMMAND.folder}"
             )
     try:
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FedhenError(f"cannot write to {parent}: {error.strerror}; choose another {COMMAND.run_dir}") from None
+        raise FedhenError(f"cannot write to {parent}: {error.strerror}; choose another {COMMAND.folder}") from None
     return folders
 
 

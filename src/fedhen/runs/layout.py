@@ -8,6 +8,7 @@ errors.jsonl       the first hundred devices whose training raised an error, if 
 summary.json       written last: a run that has it is finished
 models/            the weights of each tier's server model and all-devices average (if it is kept), in safetensors:
                    those of the last round, and as best-... those of the best round if it is another one
+exits.json         what early exits give, as `fedhen evaluate --exits` found it, for reports
 fleet.json         which nodes were its devices, if a real fleet ran it
 tracking.json      which trackers have logged it, and up to which round; tensorboard/ and wandb/ are theirs
 private/           who took part in the rounds of a run with differential privacy: for the server only
@@ -29,12 +30,17 @@ TIMING = "timing.jsonl"
 ERRORS = "errors.jsonl"
 SUMMARY = "summary.json"
 MODELS = "models"
+EXITS = "exits.json"
 FLEET = "fleet.json"
 TRACKING = "tracking.json"
 PRIVATE = "private"
 
 MODEL_OWNERS = ("devices", "server")
 """Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""
+SERVER, PERSONAL, LOCAL = "server", "personal", "local"
+"""Whose models are scored on a device's own test data: the server's, the device's, one trained on its data alone."""
+OWN_MODELS = "own models"
+"""Where a record has this under `scored`, the server's scores are the means of the devices' own."""
 BEST = "best"
 MOMENTS = ("last", BEST)
 """Which models of a run there are: those of its last round, and those of the best round of each owner and tier."""

@@ -85,9 +85,10 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The federated method, followed by "+" and the local variant unless that is plain."""
-        local = self.settings.local.name
-        return self.settings.method + (f"+{local}" if local != "plain" else "")
+        """The federated method, and after a "+" each the local variant and what makes models personal, if any."""
+        local, personal = self.settings.local.name, self.settings.personal.name
+        more = [*([local] if local != "plain" else []), *([personal] if personal != "none" else [])]
+        return "+".join([self.settings.method, *more])
 
     @property
     def label(self) -> str:

@@ -56,12 +56,16 @@ class RoundRecord:
     """Metric -> its values, for all metrics but accuracy."""
     own: DeviceValues = field(default_factory=dict)
     """The primary metric on each device's own test data; empty if it was not asked for."""
+    held_out: DeviceValues = field(default_factory=dict)
+    """The same for the devices that never train; empty if there are none."""
+    scored: str = ""
+    """"own models" if the server has no whole model, so that its scores are the means of the devices' own; else ""."""
     distance: dict[str, float] | None = None
     """Tier -> distance between its server model and the deepest tier's."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as it is written, without the keys that it leaves out."""
-        optional = ("failed", "late", "accuracy", "ensemble", "validation", "metrics", "own")
+        optional = ("failed", "late", "accuracy", "ensemble", "validation", "metrics", "own", "held_out", "scored")
         absent = [name for name in optional if not getattr(self, name)]
         absent += [name for name in ("bound", "epsilon", "distance") if getattr(self, name) is None]
         return {name: value for name, value in asdict(self).items() if name not in absent}
@@ -148,6 +152,18 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class Promise:
+    """What a run with differential privacy has spent."""
+
+    delta: Share
+    accountant: str
+    epsilon: NonNegative | None = None
+    """None without noise."""
+    guarantee: str = ""
+    """Why there is none, if there is none."""
+
+
+@dataclass(frozen=True)
 class Summary:
     """summary.json, which exists only if the run is finished."""
 
@@ -158,11 +174,12 @@ class Summary:
     training_operations: dict[str, Count] = field(default_factory=dict)
     """Tier -> operations of one example in training; empty in runs from before they were counted."""
     examples: list[Count] = field(default_factory=list)
-    """The number of training examples of each device; empty in private runs and those from before it was recorded."""
+    """The number of training examples of each device; empty in bounded and private runs, and in older ones."""
     tier_examples: dict[str, Count] = field(default_factory=dict)
-    """Tier -> their sum, in private runs."""
+    """Tier -> their sum, in bounded runs."""
     rounds: int = 0
     """The rounds that were played."""
+    privacy: Promise | None = None
     stopped: Stopped | None = None
     """None if all planned rounds were played."""
     best_rounds: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -199,6 +216,13 @@ class LocalSettings:
     """[local] of config.toml."""
 
     name: str = "plain"
+
+
+@dataclass(frozen=True)
+class PersonalSettings:
+    """[personal] of config.toml."""
+
+    name: str = "none"
 
 
 @dataclass(frozen=True)
@@ -239,6 +263,7 @@ class Settings:
     """Tier -> share of the devices, shallowest first."""
     evaluation: EvaluationSettings = EvaluationSettings()
     local: LocalSettings = LocalSettings()
+    personal: PersonalSettings = PersonalSettings()
     data: DataSettings = DataSettings()
     devices: DevicesSettings = DevicesSettings()
     training: TrainingSettings = TrainingSettings()

@@ -107,9 +107,21 @@ def cut_records(folder: Path, after: int) -> None:
 
 def make_private(folder: Path) -> Path:
     """Makes the folder of what only the server may see, which nobody else can enter."""
-    private = folder / PRIVATE
-    private.mkdir(mode=0o700, exist_ok=True)
-    return private
+    return make_closed(folder / PRIVATE)
+
+
+def make_closed(folder: Path) -> Path:
+    """Makes a folder that no other account can enter, if it is not there, and closes it if it is."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+def read_participation(folder: Path, last: int) -> list[Mapping[str, Any]]:
+    """Reads who took part in rounds 1 to `last`: from the server's part of the records, if they have one."""
+    private = folder / PRIVATE / ROUNDS
+    lines = read_whole_lines(private if private.is_file() else folder / ROUNDS, last)
+    return [json.loads(line) for line in lines]
 
 
 def read_whole_lines(path: Path, last: int) -> list[bytes]:

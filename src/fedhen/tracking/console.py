@@ -182,12 +182,14 @@ class Pace:
         self.rounds, self.metric = rounds, metric
         self.played, self.done, self.seconds, self.dropped, self.failed = 0, 0, 0.0, 0, 0
         self.values: Mapping[str, float | None] = {}
+        self.epsilon: float | None = None
 
     def add(self, record: Mapping[str, Any], timing: Mapping[str, float]) -> None:
         self.done, self.played = record["round"], self.played + 1
         self.seconds += timing["total"]
         self.dropped += len(record["dropped"])
         self.failed += len(record.get("failed", ()))
+        self.epsilon = record.get("epsilon")
         if found := self._find_values(record):
             self.values = found[reported_owner(found)]
 
@@ -202,8 +204,9 @@ class Pace:
 
     @property
     def scores(self) -> str:
-        """The metric's value for each tier, and the number of dropped and failed devices, if any."""
+        """The metric's value for each tier, ε, and the number of dropped and failed devices, if there are any."""
         parts = [f"{tier} {self.metric.format(value)}" for tier, value in self.values.items()]
+        parts += [f"ε {self.epsilon:.3g}"] if self.epsilon is not None else []
         parts += [f"{self.dropped} dropped"] * bool(self.dropped) + [f"{self.failed} failed"] * bool(self.failed)
         return "  ".join(parts)
 

@@ -20,7 +20,8 @@ class RoundValues:
         for way, tiers in record["bytes"].items():
             self.sent.update({f"bytes/{way}/{tier}": number for tier, number in tiers.items()})
         seconds = {"seconds/round": timing["total"]} if "total" in timing else {}
-        found = {**dict(_find_scores(record)), "loss/training": record["loss"], **self.sent, **seconds}
+        of_round = {"loss/training": record["loss"], "privacy/epsilon": record.get("epsilon")}
+        found = {**dict(_find_scores(record)), **of_round, **self.sent, **seconds}
         return {name: float(value) for name, value in found.items() if value is not None}
 
 

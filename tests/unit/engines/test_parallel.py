@@ -58,6 +58,14 @@ def test_every_method_and_local_variant(method: str, local: str) -> None:
     same_bytes(two_exits(), vectors(), method=method, local={"name": local})
 
 
+@pytest.mark.parametrize("name", ["fedrep", "ditto", "proto", "perfedavg"])
+def test_personal_models(name: str) -> None:
+    """What a device keeps is the same too, with its optimiser's state beside it."""
+    evaluation = {"every": 3, "own": True, "devices": False}
+    training = {"epochs": 2, "batch_size": 5, "momentum": 0.5, "optimizer_state": "device"}
+    same_bytes(two_exits(), vectors(), personal={"name": name}, evaluation=evaluation, training=training)
+
+
 @pytest.mark.parametrize("local", ["plain", "feddyn"])
 @pytest.mark.parametrize("training", [{"momentum": 0.9}, {"optimizer": "adam"}, {"optimizer": "adamw"}], ids=str)
 def test_optimisers_whose_state_stays_on_the_device(training: dict[str, Any], local: str) -> None:

@@ -123,3 +123,4 @@ def test_a_target_that_no_noise_reaches() -> None:
 
 def test_default_delta_is_below_one_device() -> None:
     assert default_delta(1000) == pytest.approx(1 / 1995.26, rel=1e-5)
+    assert default_delta(2) == default_delta(1) == 0.01, "1/N^1.1 would be 0.47, or no promise at all"

@@ -16,7 +16,9 @@ from fedhen.algorithm.merging import keep_tiers_apart, share_common_weights
 from fedhen.algorithm.updates import Update
 from fedhen.config.settings import ServerConfig
 from fedhen.params import Average, TierModels, Weights, overlay, shapes_of, take_corner
-from fedhen.privacy.noise import STEPS, band_coefficients, band_norm, draw_normal
+from fedhen.privacy.bands import band_coefficients, band_norm
+from fedhen.privacy.central import SMALLEST_BOUND, WITHIN
+from fedhen.privacy.noise import STEPS, draw_normal
 from support.private_rounds import make_central, make_update, nested, play
 
 HOLDERS = {"simple": 6, "complex": 4}
@@ -104,7 +106,10 @@ def nests(draw: st.DrawFn) -> tuple[TierModels, list[Update]]:
 @settings(max_examples=60, deadline=None)
 @given(nests(), st.floats(1e-3, 1e3))
 def test_one_device_changes_the_sum_by_at_most_the_bound(nest: tuple[TierModels, list[Update]], bound: float) -> None:
-    """Jointly over all blocks. Sums are in steps of S / 2^32, exact, so that the bound is exactly 2^32 steps."""
+    """Jointly over all blocks, and by at most twice that if its change is replaced by the opposite.
+
+    Sums are in steps of S / 2^32 and exact, so S is 2^32 steps, and the norm is compared in whole numbers.
+    """
     server, updates = nest
     mechanism = make_central(server, dict.fromkeys(server, 1), bound=bound, noise=0.0)
     averaging = mechanism.begin(1, server, updates)
@@ -118,12 +123,13 @@ def test_one_device_changes_the_sum_by_at_most_the_bound(nest: tuple[TierModels,
     whole = total(updates)
     for device in range(len(updates)):
         without = total([update for update in updates if update.device != device])
-        square = sum(
-            float((tensor - without.get(name, torch.zeros_like(tensor))).square().sum())
-            for name, tensor in whole.items()
-        )
-        assert math.sqrt(square) <= STEPS * (1 + 1e-12)
+        mine = [tensor - without.get(name, torch.zeros_like(tensor)) for name, tensor in whole.items()]
+        assert sum(int(step) ** 2 for tensor in mine for step in tensor.flatten().tolist()) <= int(STEPS) ** 2
         assert all(torch.isfinite(tensor).all() and torch.equal(tensor, tensor.round()) for tensor in whole.values())
+        opposite = replace(updates[device], weights={n: -t for n, t in updates[device].weights.items()})
+        other = total([update if update.device != device else opposite for update in updates])
+        twice = [tensor - other.get(name, torch.zeros_like(tensor)) for name, tensor in whole.items()]
+        assert sum(int(step) ** 2 for tensor in twice for step in tensor.flatten().tolist()) <= (2 * int(STEPS)) ** 2
 
 
 def test_a_device_within_the_bound_keeps_its_change() -> None:
@@ -154,6 +160,19 @@ def test_noise_is_normal_on_each_block_whether_anybody_contributes_or_not(someon
     for noise in residuals(someone).values():
         assert stats.kstest(noise.numpy(), "norm").pvalue > 0.01
     assert abs(stats.pearsonr(*(noise[:2000].numpy() for noise in residuals(someone).values())).statistic) < 0.08
+
+
+def test_pools_and_corners_have_noise_of_their_own() -> None:
+    """Kept apart, each tier's `a` has independent noise; by width, a corner and the edge around it have their own."""
+    server = nested({"a": [3000]}, {"b": [10]})
+    after = play(make_central(server, HOLDERS, noise=2.0, pools=keep_tiers_apart), server, [], keep_tiers_apart)
+    one, two = after["simple"]["a"] / (2.0 / (0.5 * 6)), after["complex"]["a"] / (2.0 / (0.5 * 4))
+    wide: TierModels = {"simple": {"w": torch.zeros(40, 40).double()}, "complex": {"w": torch.zeros(60, 60).double()}}
+    drawn = play(make_central(wide, HOLDERS, noise=2.0), wide, [])["complex"]["w"]
+    corner, edge = drawn[:40, :40].flatten() / (2.0 / (0.5 * 10)), drawn[40:].flatten() / (2.0 / (0.5 * 4))
+    for noise in (one, two, corner, edge):
+        assert stats.kstest(noise.numpy(), "norm").pvalue > 0.01
+    assert abs(stats.pearsonr(one.numpy(), two.numpy()).statistic) < 0.06
 
 
 def test_noise_of_two_rounds_is_independent() -> None:
@@ -205,10 +224,28 @@ def test_the_bound_follows_the_norms() -> None:
     assert mechanism.ledger.bound == pytest.approx(2.0)
 
 
+def test_a_bound_that_follows_norms_of_zero_does_not_vanish() -> None:
+    """Each round divides it by e^0.1: after 500 it would be 2e-22."""
+    server = nested({"a": [1]}, {})
+    mechanism = make_central(server, HOLDERS, noise=0.0, within=0.5)
+    for _ in range(500):
+        play(mechanism, server, [make_update(device, "simple", server["simple"], {}) for device in range(5)])
+    assert mechanism.ledger.bound == SMALLEST_BOUND
+
+
+def test_what_a_device_does_not_contribute_is_ignored() -> None:
+    """It sends an enormous `c` that is not among the contributed weights: neither its norm nor the model has it."""
+    server = nested({"a": [1]}, {"b": [1], "c": [1]})
+    change = {"a": torch.tensor([0.6]).double(), "c": torch.tensor([1e30]).double()}
+    mechanism = make_central(server, HOLDERS, noise=0.0, contributed={"simple": ["a"], "complex": ["a", "b"]})
+    after = values(play(mechanism, server, [make_update(0, "complex", server["complex"], change)]))
+    assert after["complex"] == {"a": pytest.approx(0.12, abs=1e-8), "b": 0.0, "c": 0.0}
+
+
 def test_the_share_within_the_bound_pays_for_itself() -> None:
     """z⁻² = z_Δ⁻² + (2σ_b)⁻²: a device moves the number by a half, with noise of deviation σ_b."""
     mechanism = make_central(nested({"a": [1]}, {}), HOLDERS, noise=3.0, within=0.5)
-    weights, number = mechanism.noise_of("simple+complex"), mechanism.noise_of("within")
+    weights, number = mechanism.noise_of("simple+complex"), mechanism.noise_of(WITHIN)
     assert weights**-2 + (2 * number) ** -2 == pytest.approx(3.0**-2)
 
 

@@ -1,0 +1,131 @@
+"""Personal models on the digits: every method on FedHeN's two tiers, over five seeds, Dirichlet 0.3.
+
+    python benchmarks/personal.py [--seeds 0,1,2,3,4] [--rounds 20] [--out DIR] [--bytes] [--methods ditto,fedrep]
+
+Runs what is missing under --out, one run at a time, and prints Markdown tables of the devices' accuracies on their own
+test data: of those that trained, and of the fifth that did not. What is finished is not run again. --bytes prints
+instead what a device sends in a round and direction, and what it keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import fedhen
+from fedhen.config.recipes import load_recipe
+from fedhen.config.validation import from_mapping
+from fedhen.experiment.build import build_experiment
+from fedhen.params import count_bytes
+from fedhen.reports.own_data import last_values
+from fedhen.runs.device_values import Spread, describe_owners
+from fedhen.runs.reader import Run, read_run
+from fedhen.wire.wire import count_down
+
+METHODS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "finetune": {},
+    "finetune, exit only": {"part": ["exit"]},
+    "fedper": {},
+    "fedrep": {"epochs": 3, "body_epochs": 3},
+    "fedbabu": {},
+    "ditto": {"pull": 0.1},
+    "perfedavg, first": {"alpha": 0.05, "steps": 3},
+    "perfedavg, full": {"alpha": 0.05, "steps": 3, "order": "full"},
+    "proto": {},
+}
+"""Name, up to a comma as in `personal.name` -> other settings of `personal`."""
+MEASURES: dict[str, Callable[[Spread], float | None]] = {
+    "mean": lambda spread: spread.mean,
+    "deviation": lambda spread: spread.deviation,
+    "worst tenth": lambda spread: spread.worst_tenth,
+    "hurt": lambda spread: spread.hurt,
+}
+TIERS = ("simple", "complex")
+LOCAL_EPOCHS = 22
+"""About as many epochs as a device trains in 20 rounds: 6 of 16 devices are active, for 3 epochs."""
+
+
+def make_settings(method: str, seed: int, rounds: int) -> dict[str, Any]:
+    personal = {"name": method.partition(",")[0], **METHODS[method]}
+    local = LOCAL_EPOCHS if method == "none" else 0
+    return {
+        "seed": seed,
+        "rounds": rounds,
+        "personal": personal,
+        "devices": {"held_out": 0.2},
+        "evaluation": {"every": rounds, "own": True, "devices": False, "local_epochs": local},
+        "runtime": {"workers": 1},
+    }
+
+
+def train(out: Path, method: str, seed: int, rounds: int) -> Run:
+    """Returns a run, which is played unless it is there."""
+    folder = out / f"{method.replace(', ', '-').replace(' ', '-')}-seed{seed}-{rounds}rounds"
+    if not (folder / "summary.json").is_file():
+        settings = make_settings(method, seed, rounds)
+        fedhen.run("digits", run_dir=folder, overwrite=folder.exists(), progress=False, accelerator="cpu", **settings)
+        print(f"{folder.name} is done", flush=True)
+    return read_run(folder)
+
+
+def list_cells(runs: Sequence[Run], owner: str, held_out: bool) -> Iterator[str]:
+    """Yields mean ± deviation over the seeds of each tier's measures, in percent."""
+    for tier in TIERS:
+        spreads = [describe_owners(last_values(run, held_out), run.metric).get(owner, {}).get(tier) for run in runs]
+        for read in MEASURES.values():
+            values = [100 * value for spread in spreads if spread and (value := read(spread)) is not None]
+            deviation = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+            yield f"{fmean(values):.1f}{deviation}" if values else "–"
+
+
+def print_table(found: dict[str, list[Run]], held_out: bool) -> None:
+    columns = ["model", *(f"{tier}: {measure}" for tier in TIERS for measure in MEASURES)]
+    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
+    for method, runs in found.items():
+        owners = {"server": "global", "local": "alone"} if method == "none" else {"personal": method}
+        for owner, name in owners.items():
+            print(f"| {name} | {' | '.join(list_cells(runs, owner, held_out))} |")
+    print(flush=True)
+
+
+def print_bytes() -> None:
+    """Prints what a device of each tier sends in a round and direction, and what it keeps."""
+    columns = [f"{tier}: {what}" for tier in TIERS for what in ("sent", "kept")]
+    print(f"|  | {' | '.join(columns)} |\n| ---{' | ---' * len(columns)} |")
+    for name in ("none", "finetune", "fedper", "fedrep", "fedbabu", "ditto", "perfedavg", "proto"):
+        own = {"own": True, "devices": False}
+        run = build_experiment(from_mapping({"personal": {"name": name}, "evaluation": own}, load_recipe("digits")))
+        population, cells = run.population, list[str]()
+        for tier, weights in run.server.items():
+            kept = count_bytes(population.state_like(tier, weights))
+            cells += [f"{count_down(population.wires[tier], weights):,}", f"{kept:,}"]
+        print(f"| `{name}` | {' | '.join(cells)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--methods", default="")
+    parser.add_argument("--out", type=Path, default=Path("runs/personal"))
+    parser.add_argument("--bytes", action="store_true")
+    options = parser.parse_args()
+    if options.bytes:
+        return print_bytes()
+    chosen = [m for m in METHODS if not options.methods or m.partition(",")[0] in options.methods.split(",")]
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    # Seed by seed, so that what is done of a benchmark that was stopped can be compared.
+    runs = {(method, seed): train(options.out, method, seed, options.rounds) for seed in seeds for method in chosen}
+    found = {method: [runs[method, seed] for seed in seeds] for method in chosen}
+    for held_out in (False, True):
+        print("### Devices that never trained\n" if held_out else "### Devices that trained\n")
+        print_table(found, held_out)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The personal models of devices, made again from a run's newest checkpoint and the devices' training data."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from fedhen.algorithm.methods import load_method
+from fedhen.algorithm.personal import make_personal
+from fedhen.config import toml
+from fedhen.engines.personal_models import PersonalModels
+from fedhen.engines.sequential import SequentialDevices
+from fedhen.errors import ConfigError
+from fedhen.experiment.build import OwnParts, build_population, choose_data, start_experiment
+from fedhen.experiment.checkpoint_files import Checkpoint
+from fedhen.experiment.checkpoint_state import Restored, check_checkpoint, restore_state
+from fedhen.experiment.experiment import Experiment
+from fedhen.experiment.resume import NEW_RUN, RunStart
+from fedhen.experiment.saved_models import open_newest
+from fedhen.fileio.python_files import refuse_reference
+from fedhen.models.model_card import ModelCard
+from fedhen.models.model_files import keep_exits
+from fedhen.runs.folders import find_config, refuse_fleet_run
+
+
+def make_device_model(folder: Path, device: int, own: OwnParts, data_root: Path) -> tuple[nn.Module, ModelCard, int]:
+    """Returns the model of a device of a run, its card, and the round that it is of."""
+    config = toml.read_toml(find_config(folder))
+    refuse_fleet_run(folder)
+    if not make_personal(config).makes_models:
+        raise ConfigError(f"{folder} has no personal models: load the model of a tier")
+    if not 0 <= device < config.devices.number:
+        raise ConfigError(f"device {device} is not in {folder}: its devices are 0 to {config.devices.number - 1}")
+    refuse_reference(config.method_file, "method")
+    method = load_method(config.method)
+    data = choose_data(own.data, config.data, data_root, config.seed)
+    experiment = start_experiment(build_population(config, method, data, own.family, own.task, own.initial))
+    experiment.restore(open_newest(folder, partial(restore_from, folder, experiment)))
+    population, tier = experiment.population, experiment.population.tier_of[device]
+    models = PersonalModels(SequentialDevices(population, experiment.memory))
+    module = models.make_own(experiment.played, experiment.server, device)
+    card = experiment.cards()[tier]
+    return keep_exits(module, population.family.exits(tier), card.exits), card, experiment.played
+
+
+def restore_from(folder: Path, experiment: Experiment, saved: Checkpoint) -> Restored:
+    """Reads a checkpoint. Raises a FedhenError if the run was played with other data."""
+    RunStart(folder, experiment, NEW_RUN).check_data(saved.manifest["digests"])
+    plan = check_checkpoint(saved, experiment.state())
+    return restore_state(saved, plan, experiment.state())
