@@ -44,7 +44,7 @@ class FleetNode:
     contexts: dict[int, Context] = field(default_factory=dict)
     """Run -> what Flower keeps of it; only of the current run."""
     told: str = ""
-    """The last refusal of an app that was logged."""
+    """Why the last message had no result, as it was logged."""
 
     def __post_init__(self) -> None:
         self.connection = NodeConnection(self.file, self.state, self.log)
@@ -96,21 +96,23 @@ class FleetNode:
         """Returns the app's answer, or an error with its reason, and what to log."""
         TaskIdentity.run_id, TaskIdentity.node_id = message.metadata.run_id, self.connection.node.node_id
         TaskIdentity.task_id = message.metadata.dst_task_id or 0
-        code = ErrorCode.LOAD_CLIENT_APP_EXCEPTION
+        code, known = ErrorCode.LOAD_CLIENT_APP_EXCEPTION, self.told
         try:
             app, context = self.open_run(message.metadata.run_id)
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             answer = app(message, context)
+            self.told = find_failure(answer)
+            if not self.told:
+                return answer, describe_context(context)
         except (Closed, Refused, RunEnded, Rejected):
             raise
         except Exception as error:
             reason = str(error) if isinstance(error, FedhenError) else f"{type(error).__name__}: {error}"
-            reason = one_line(reason)[:LONGEST_REASON]
-            said = "" if reason == self.told else reason
-            self.told = reason
-            return Message(Error(code, reason), reply_to=message), said
-        self.told = ""
-        return answer, describe_answer(answer, context)
+            self.told = one_line(reason)[:LONGEST_REASON]
+            answer = Message(Error(code, self.told), reply_to=message)
+        # A node that cannot introduce itself is asked again and again.
+        is_known = self.told == known and not message.metadata.group_id
+        return answer, "" if is_known else f"failed: {self.told}"
 
     def open_run(self, run: int) -> tuple[Callable[[Message, Context], Message], Context]:
         """Returns the app of a run and what Flower keeps of it. Nothing of it runs before its code is accepted."""
@@ -132,11 +134,14 @@ def choose_pause(idle: float, latency: float) -> float:
     return max(usual, min(PATIENCE * latency, MOST_PATIENCE)) * random.uniform(0.9, 1.1)
 
 
-def describe_answer(answer: Message, context: Context) -> str:
-    """Returns what to log of an answer: the number of examples, or why there is no result."""
+def find_failure(answer: Message) -> str:
+    """Returns why an answer has no result, or "" if it has one."""
     failure = answer.content.get("failure") if answer.has_content() else None
-    if isinstance(failure, ConfigRecord):
-        return f"failed: {one_line(str(failure.get('error')))[:LONGEST_REASON]}"
+    return one_line(str(failure.get("error")))[:LONGEST_REASON] if isinstance(failure, ConfigRecord) else ""
+
+
+def describe_context(context: Context) -> str:
+    """Returns the number of examples, if the app has trained."""
     known = context.state.get(EXAMPLES)
     return f"{known['count']!r} examples" if isinstance(known, ConfigRecord) else "done"
 
