@@ -16,7 +16,7 @@ from fedhen.algorithm.methods import Method
 from fedhen.config.settings import Config, ModelConfig
 from fedhen.devices.workload import measure_workload
 from fedhen.errors import ConfigError
-from fedhen.experiment.build import OwnParts, build_population, start_experiment
+from fedhen.experiment.build import OwnParts, build_population, fit_devices, start_experiment
 from fedhen.experiment.recount import load_or_imitate
 from fedhen.models.registry import FAMILIES
 from fedhen.params import count_bytes
@@ -86,6 +86,8 @@ def make_plan(config: Config, method: Method, profile: Profile, own: OwnParts, g
         raise ConfigError(
             f"profile {profile.name} gives its classes tiers, which a plan chooses: remove `tier` from its classes"
         )
+    data = own.data if own.data is not None else load_or_imitate(config)
+    config, own = fit_devices(config, data), replace(own, data=data)
     wide = with_candidates(config, own)
     candidates = measure_candidates(wide, method, own)
     number = config.devices.number
@@ -153,8 +155,8 @@ def measure_candidates(config: Config, method: Method, own: OwnParts) -> list[Ca
     """Counts what each tier's model costs in a round, on the device with most examples."""
     # Where the models' states are kept, and who is asked, makes no difference here.
     plain = replace(config, clock=type(config.clock)(), devices=replace(config.devices, sampling="uniform"))
-    data = own.data if own.data is not None else load_or_imitate(plain)
-    population = build_population(method.keep_tiers(plain), method, data, own.family, own.task, own.initial)
+    assert own.data is not None
+    population = build_population(method.keep_tiers(plain), method, own.data, own.family, own.task, own.initial)
     lost = [tier for tier in config.tiers if tier not in population.config.tiers]
     if lost:
         raise ConfigError(f"method {method.name} has devices of one tier only: there is nothing to plan")

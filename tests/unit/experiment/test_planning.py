@@ -78,6 +78,26 @@ def test_a_profile_that_has_tiers_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_plan_for_ones_own_family_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data for four devices decides their number: two slow and two fast ones."""
+    monkeypatch.chdir(tmp_path)
+    Path("two.toml").write_text(TWO)
+    Path("my.py").write_text(
+        "import torch, fedhen\n"
+        "from support.families import two_exits\n"
+        "FAMILY = two_exits()\n"
+        "DATA = fedhen.FederatedData.from_devices([(torch.randn(8, 6), torch.arange(8) % 3) for _ in range(4)])\n"
+    )
+    own = ["--family", "my.py:FAMILY", "--data", "my.py:DATA", "--profile", "two.toml", "--out", "planned.toml"]
+    assert main(["plan", *own, "--quiet", "--set", "training.epochs=1"]) == 0
+    planned = toml.read_toml(Path("planned.toml"))
+    assert planned.devices.number == 4 and planned.tiers == {"simple": 0.5, "complex": 0.5}
+    assert Path(planned.clock.profile) == tmp_path / "two.toml"
+    run = ["run", "--config", "planned.toml", *own[:4], "--rounds", "1", "--quiet", "--accelerator", "cpu"]
+    assert main([*run, "--run-dir", "run", "--set", "devices.active=4"]) == 0
+
+
+@pytest.mark.slow
 def test_plans_of_recipes_are_recipes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
