@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import ssl
 import subprocess
@@ -151,7 +152,9 @@ class TestPlain:
         for line, words in zip(told, ("has shape", "is unexpected", "bytes instead", "cannot be"), strict=True):
             assert words in line
 
-    def test_a_run_is_stopped_if_its_submission_is_interrupted(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
+    def test_a_run_is_stopped_if_its_submission_is_interrupted(
+        self, local_fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         before = {*runs_of(local_fleet)}
         command = [sys.executable, "-m", "fedhen", "fleet", "run", str(local_fleet.path), "--out", "run"]
         with subprocess.Popen(command, cwd=tmp_path) as running, ExitStack() as always:
@@ -162,6 +165,9 @@ class TestPlain:
             assert running.wait(240) == 128 + signal.SIGTERM
         ((number, status),) = (run for run in runs_of(local_fleet).items() if run[0] not in before)
         assert status == "finished:stopped"
+        # Here `flwr ls fleet` would take the connection for the app in the folder.
+        shutil.copytree(local_fleet.path, tmp_path / "fleet", ignore=shutil.ignore_patterns("*.db*", "nodes"))
+        monkeypatch.chdir(tmp_path)
         local_fleet.superlink.stop(number)  # It has ended already, which is not an error.
         with pytest.raises(FedhenError, match="flwr stop failed"):
             local_fleet.superlink.stop("12345")

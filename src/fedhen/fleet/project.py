@@ -136,7 +136,7 @@ class FleetProject:
 
     def register_command(self, name: str) -> list[str]:
         """Returns the command that registers a node's key at the SuperLink."""
-        return ["flwr", "supernode", "register", str(self.path / KEYS / f"{name}.pub"), CONNECTION]
+        return ["flwr", "supernode", "register", str((self.path / KEYS / f"{name}.pub").absolute()), CONNECTION]
 
 
 def open_project(path: Path) -> FleetProject:
