@@ -41,7 +41,8 @@ from fedhen.experiment.build import build_population, choose_data, start_experim
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.processes import find_marked, free_port
 from fedhen.fleet.project import fit_to_nodes, node_names
-from fedhen.runs.reader import RoundRecord, read_run
+from fedhen.runs.reader import read_run
+from fedhen.runs.records import RoundRecord
 
 NODES = {"simple": 2, "complex": 2}
 SETTINGS = [
