@@ -29,9 +29,10 @@ from fedhen.cli import main
 from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
-from fedhen.errors import FedhenError
+from fedhen.errors import FedhenError, FleetError
 from fedhen.fleet.app_digest import build_bundle, digest_bundle
 from fedhen.fleet.certificates import make_node_key, write_certificates, write_node_key
+from fedhen.fleet.follow import follow
 from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet
 from fedhen.fleet.node_file import read_node_file
 from fedhen.fleet.processes import MARK, find_marked, free_port, kill_marked
@@ -175,12 +176,18 @@ class TestPlain:
     def test_a_killed_serverapp_and_a_killed_superlink(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
         """With SCAFFOLD. The run is resumed after each, by another process, and ends with the same bytes."""
         chosen, run = config("rounds=3", "local.name=scaffold"), tmp_path / "fleet"
-        local_fleet.superlink.start(chosen, run)
+        number = local_fleet.superlink.start(chosen, run)
+        rounds = follow(local_fleet.superlink, number, run, 0, 3, "LINE")
         wait_for(lambda: rounds_of(run) >= 1)
+        next(rounds)
         # The process of an earlier run may be about to end.
         (process,) = wait_for(lambda: found if len(found := serverapp(local_fleet)) == 1 else [])
         process.kill()
-        wait_for(lambda: not serverapp(local_fleet))
+        with pytest.raises(
+            FleetError, match=r"ended \(the process of its server was killed\); \d rounds .* with: LINE$"
+        ):
+            list(rounds)
+        assert not serverapp(local_fleet)
         local_fleet.superlink.start(chosen, run, resume=True)
         wait_for(lambda: rounds_of(run) >= 2)
         superlink = local_fleet.processes.running[SUPERLINK]
