@@ -14,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 
 from fedhen.algorithm.methods import Method
-from fedhen.config.settings import Config, ModelConfig
+from fedhen.config.model_settings import ModelConfig
+from fedhen.config.settings import Config
 from fedhen.data.storage import data_root
 from fedhen.devices.workload import measure_workload
 from fedhen.errors import ConfigError
