@@ -205,9 +205,14 @@ def adapted() -> fedhen.Family:
     import transformers
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
     config = transformers.BertConfig(vocab_size=200, max_position_embeddings=24, **sizes)
-    body = transformers.BertModel(config, add_pooling_layer=False).requires_grad_(False)
+    body: Any = transformers.BertModel(config, add_pooling_layer=False).requires_grad_(False)
     for block in body.encoder.layer:
         attention = block.attention.self
         attention.query, attention.value = Adapter(attention.query), Adapter(attention.value)
