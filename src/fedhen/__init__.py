@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedhen.api.saved import evaluate, load, report
     from fedhen.api.training import resume, rounds, run, train
     from fedhen.config.clock_settings import ClockConfig
+    from fedhen.config.personal_settings import PersonalConfig
     from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
     from fedhen.config.recipes import RECIPES
     from fedhen.config.settings import (
@@ -68,6 +69,7 @@ _HOMES = {
     "fedhen.api.result": ("Run", "Trained", "open_run"),
     "fedhen.api.saved": ("evaluate", "load", "report"),
     "fedhen.api.training": ("resume", "rounds", "run", "train"),
+    "fedhen.config.personal_settings": ("PersonalConfig",),
     "fedhen.config.privacy_settings": ("AttackConfig", "PrivacyConfig"),
     "fedhen.config.recipes": ("RECIPES",),
     "fedhen.config.settings": (
@@ -132,6 +134,7 @@ __all__ = [
     "Normalisation",
     "ObjectiveConfig",
     "Observer",
+    "PersonalConfig",
     "PrivacyConfig",
     "Regression",
     "Rounds",
