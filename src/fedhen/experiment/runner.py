@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedhen.config.settings import OWN, Config
+from fedhen.config.data_settings import OWN
+from fedhen.config.settings import Config
 from fedhen.devices.workload import measure_workload
 from fedhen.experiment import checkpoint_files, checkpoint_state, provenance
 from fedhen.experiment.experiment import Experiment, Step
