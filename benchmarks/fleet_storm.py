@@ -1,12 +1,12 @@
 """A storm: random SIGKILLs over the server, gate, SuperLink, ServerApp and nodes of a real fleet while it trains.
 
-python benchmarks/fleet_storm.py [KILLS] [ROUNDS] [SEED]
+python benchmarks/fleet_storm.py [KILLS] [ROUNDS] [SEED] [SECONDS]
 
 The fleet is on loopback, with TLS, keys and SCAFFOLD, and is run with the commands that `fedhen fleet init` prints. A
 service that ends is started again after a moment, as its systemd unit does. A run that ends is resumed, as its operator
 does with the printed command. Afterwards a simulation is played in which the same answers are missing: no complete
 round may be lost or played again with another result, and records and models must be the same bytes. Without a
-missing answer, that is the undisturbed run.
+missing answer, that is the undisturbed run. After SECONDS the storm ends, and the rounds played so far are compared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fedhen.runs.records import RoundRecord
 NODES = {"simple": 2, "complex": 1}
 SETTINGS = [
     *("local.name=scaffold", "training.epochs=1", "evaluation.devices=false", "runtime.engine=plain"),
-    *("checkpoint.rounds=1", "fleet.wait_seconds=240", "fleet.deadline_seconds=240"),
+    *("checkpoint.rounds=1", "fleet.wait_seconds=240", "fleet.deadline_seconds=120", "targets={}"),
 ]
 VICTIMS = {
     "server": "fedhen fleet serve",
@@ -95,6 +95,8 @@ class Storm:
     kills: int
     rounds: int
     rng: random.Random
+    end: float
+    """When to stop."""
     services: list[Service] = field(default_factory=list)
     seen: list[bytes] = field(default_factory=list)
     """The records of the rounds that were complete when somebody looked."""
@@ -118,6 +120,8 @@ class Storm:
             self.wait_for_round(self.rounds)
             while self.training.process is None or self.training.process.poll() != 0:
                 self.watch(0.2)
+        except TimeoutError:
+            print(f"stopped after {len(self.seen)} rounds", flush=True)
         finally:
             self.stop()
 
@@ -126,6 +130,9 @@ class Storm:
         address = f"127.0.0.1:{free_port()}"
         many = [word for tier, number in NODES.items() for word in ("--nodes", f"{tier}={number}")]
         self.call("fleet", "init", "fleet", "--address", address, *many)
+        settings = self.place / "fleet" / "config.toml"
+        changed = [*SETTINGS, f"rounds={self.rounds}"]
+        settings.write_text(toml.to_toml(toml.apply_settings(toml.read_toml(settings), changed)))
         self.add_service("server", lambda: self.command("fleet", "serve", "fleet")).keep()
         for name in node_names(NODES):
             tier, file = name.rpartition("-")[0], f"{name}.toml"
@@ -143,8 +150,7 @@ class Storm:
             return self.command("fleet", "run", "fleet", "--resume", self.run.name)
         if self.run.is_dir():
             self.run = self.run.with_name(f"{self.run.name}-again")
-        settings = [word for setting in SETTINGS for word in ("--set", setting)]
-        return self.command("fleet", "run", "fleet", "--out", self.run.name, "--rounds", str(self.rounds), *settings)
+        return self.command("fleet", "run", "fleet", "--out", self.run.name)
 
     def call(self, *arguments: str) -> None:
         subprocess.run(self.command(*arguments), cwd=self.place, env=self.environment, check=True, capture_output=True)
@@ -163,6 +169,8 @@ class Storm:
             for service in self.services:
                 service.keep()
             self.look()
+            if time.monotonic() > self.end:
+                raise TimeoutError
             if time.monotonic() >= end:
                 return
             time.sleep(0.05)
@@ -217,7 +225,7 @@ class Storm:
     def describe(self) -> str:
         waits = defaultdict(list)
         for kind, at in self.hits:
-            waits[kind].append(next(when for when in self.progress if when > at) - at)
+            waits[kind] += [when - at for when in self.progress if when > at][:1]
         return "\n".join(
             f"{kind:10} {len(found):3} kills; next round complete after {statistics.median(found):5.1f} s (median), "
             f"{max(found):5.1f} s (longest)"
@@ -269,17 +277,18 @@ def read_weights(run: Path) -> dict[str, bytes]:
     return {name: content[8 + int.from_bytes(content[:8], "little") :] for name, content in found.items()}
 
 
-def main(kills: int = 60, rounds: int = 30, seed: int = 0) -> int:
+def main(kills: int = 60, rounds: int = 30, seed: int = 0, limit: int = 10_000) -> int:
     """Plays a storm and compares. Returns 1 if a byte differs, else 0."""
     began = time.monotonic()
     # It is kept if something fails.
-    storm = Storm(Path(tempfile.mkdtemp()), kills, rounds, random.Random(seed))
+    storm = Storm(Path(tempfile.mkdtemp()), kills, rounds, random.Random(seed), began + limit)
     storm.play()
     seconds = time.monotonic() - began
+    if not (storm.run / "summary.json").is_file():
+        storm.call("finish", storm.run.name)
     records = read_run(storm.run).rounds
-    config = toml.apply_settings(
-        fit_to_nodes(load_recipe("digits"), NODES), [*SETTINGS, f"rounds={rounds}", "targets={}"]
-    )
+    config = fit_to_nodes(load_recipe("digits"), NODES)
+    config = toml.apply_settings(config, [*SETTINGS, f"rounds={len(records)}"])
     there = replay(config, records, storm.place / "simulation")
     same = (storm.run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     same = same and read_weights(storm.run) == read_weights(there)
