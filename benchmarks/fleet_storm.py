@@ -223,7 +223,7 @@ class Storm:
         assert not left, f"left behind: {left}"
 
     def describe(self) -> str:
-        waits = defaultdict(list)
+        waits: dict[str, list[float]] = defaultdict(list)
         for kind, at in self.hits:
             waits[kind] += [when - at for when in self.progress if when > at][:1]
         return "\n".join(
