@@ -23,12 +23,12 @@ from fedhen.experiment.build import build_experiment
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import recipe_app
-from fedhen.fleet.server import FleetRun, play
+from fedhen.fleet.server import play
 from fedhen.privacy.accounting import default_delta, poisson_epsilon
 from fedhen.privacy.choose import choose_sampler
 from fedhen.privacy.refusals import check_promise, refusals
 from support.families import two_exits
-from support.fleets import fleet_config, play_fleet, same_models, simulate
+from support.fleets import fleet_config, fleet_run, play_fleet, same_models, simulate
 from support.inside import grid
 from support.marks import first_is_quick
 from support.tiny import TINY
@@ -76,7 +76,7 @@ def test_attacks_are_not_played_in_a_fleet(tmp_path: Path) -> None:
     config = fleet_config("fedhen", "plain", "attack.kind=scaled")
     inside = grid(assign_tiers(config), tmp_path / "state")
     with pytest.raises(FleetError, match="simulations only"):
-        next(play(inside, recipe_app(), FleetRun(config, tmp_path / "run", poll=0.0)))
+        next(play(inside, recipe_app(), fleet_run(config, tmp_path / "run")))
 
 
 CENTRAL = ("privacy.mechanism=central", "privacy.bound=0.5", "privacy.noise=0.5")
@@ -155,7 +155,7 @@ def test_a_device_rests_for_the_separation() -> None:
         load_recipe("digits"),
         [*CENTRAL, "privacy.separation=5", "evaluation.devices=false", "devices.active=4"],
     )
-    active = choose_sampler(config, assign_tiers(config))
+    active = choose_sampler(config, assign_tiers(config), config.seed)
     rounds = [active(number, {}) for number in range(1, 31)]
     assert all(len(each) == 4 for each in rounds)
     for device in range(20):

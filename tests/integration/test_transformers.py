@@ -20,8 +20,8 @@ from fedhen.experiment.build import build_experiment
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import App
-from fedhen.fleet.server import FleetRun, play
-from support.fleets import same_models
+from fedhen.fleet.server import play
+from support.fleets import fleet_run, same_models
 from support.inside import InsideGrid, grid
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet]
@@ -146,7 +146,7 @@ def app(kind: str, tiers: int, frozen: bool = False) -> App:
 
 
 def play_inside(inside: InsideGrid, owner: App, chosen: Any, folder: Path, resume: bool = False) -> Path:
-    for _ in play(inside, owner, FleetRun(chosen, folder, resume, poll=0.0)):
+    for _ in play(inside, owner, fleet_run(chosen, folder, resume)):
         pass
     return folder
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,9 +33,12 @@ from fedhen.fleet.wire_format import Answer, Identity, Malformed, Order
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
 from fedhen.params import Shapes, Weights, is_finite
+from fedhen.seeds import KeyStreams
 
 STATE_VARIABLE = "FEDHEN_STATE"
 NAME_FILE = "name"
+NO_KEYS: Mapping[int, str] = {}
+"""No keys of other rounds."""
 
 
 @dataclass
@@ -61,7 +65,8 @@ class WarmDevice:
 
 def keep_what_lasts(order: Order) -> Order:
     """Returns an order without what differs between the rounds of a run."""
-    return replace(order, round=1, memory=0, config_text="")
+    # Any key will do in place of the round's.
+    return replace(order, round=1, memory=0, key=order.initial_key, config_text="")
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,9 @@ class FleetClient:
         module = make_scoring_module(population, self.tier)
         size, precision = config.evaluation.batch_size, population.precision
         scoring = Scoring({self.tier: module}, population.data, population.task, size, precision)
-        owners = wire_format.read_owners(content)
+        owners, start_key = wire_format.read_scoring(content)
+        if start_key:
+            devices.admit(with_keys(devices.population, order, {0: start_key}))
         found = OwnModels(devices, scoring).score(Asked(order.round, {self.tier: model}, owners, [0]))
         return wire_format.pack_sums({each.owner: each.sums for each in found})
 
@@ -183,6 +190,7 @@ class FleetClient:
     def find_device(self, order: Order, config: Config, content: RecordDict) -> SequentialDevices | None:
         """Returns the device, as it is loaded or built anew. Returns None if it lacks weights."""
         if found := self.warm.find(order):
+            found.admit(with_keys(found.population, order))
             return found
         population = self.build_population(order, config)
         fixed = self.find_fixed_weights(order, content, population)
@@ -190,7 +198,7 @@ class FleetClient:
             return None
         population = replace(population, fixed={self.tier: fixed})
         if population.holdings[self.tier].personal:
-            initial = population.family.initial(config.seed)
+            initial = population.family.initial(population.streams.initial)
             where = population.data.device
             population = population.place_unsent({name: tensor.to(where) for name, tensor in initial.items()})
         devices = SequentialDevices(population)
@@ -212,7 +220,7 @@ class FleetClient:
             omega=[order.omega],
             task=self.app.resolve_task(config),
             outputs=order.classes,
-            first=order.device,
+            streams=make_streams(order),
             checked=True,
         )
 
@@ -256,6 +264,16 @@ class FleetClient:
             raise FleetError(f"the node cannot keep its state in {self.state}: {error.strerror}") from None
 
 
+def make_streams(order: Order, more: Mapping[int, str] = NO_KEYS) -> KeyStreams:
+    """Returns the random streams that an order has the keys of: those of its round, and of others in `more`."""
+    keys = {number: bytes.fromhex(key) for number, key in {order.round: order.key, **more}.items()}
+    return KeyStreams(bytes.fromhex(order.initial_key), keys)
+
+
+def with_keys(population: Population, order: Order, more: Mapping[int, str] = NO_KEYS) -> Population:
+    return replace(population, streams=make_streams(order, more))
+
+
 def describe_error(error: Exception) -> str:
     """Returns one line for the server's operator."""
     if is_out_of_memory(error):
@@ -268,4 +286,5 @@ def make_answer(update: Update, population: Population) -> Answer:
     """Selects what is sent of an update. The server computes the rest itself."""
     present = population.data.present(0).nonzero().flatten().tolist() if update.rows else []
     change = update.memory_change if population.local.infer_change is None else {}
-    return Answer(update.encoded, change, update.loss, tuple(present))
+    loss = update.loss if wire_format.needs_losses(population.config) else math.nan
+    return Answer(update.encoded, change, loss, tuple(present))

@@ -13,7 +13,6 @@ from pathlib import Path
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.errors import FleetError, one_line
 from fedhen.fileio import untrusted
@@ -256,4 +255,4 @@ def read_membership(folder: Path, grid: Grid, config: Config, tell: Callable[[Bo
         raise FleetError(f"{folder} was not played by a fleet; resume it with: fedhen resume {folder}")
     if (first := sum(member.joined == 1 for member in saved.members)) < config.devices.number:
         raise FleetError(f"{folder / FLEET} has {first} devices, but the run began with {config.devices.number}")
-    return Membership(grid, toml.to_toml(config), [*saved.members], saved.run, tell=tell)
+    return Membership(grid, wire_format.describe_run(config), [*saved.members], saved.run, tell=tell)

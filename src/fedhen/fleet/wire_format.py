@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,16 +21,21 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedhen.algorithm.failures import MAX_ERROR_LENGTH
+from fedhen.config import toml
+from fedhen.config.settings import Config
 from fedhen.errors import one_line
 from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error, parse_json
 from fedhen.params import SAFETENSORS_TYPES, Weights, count_bytes, is_finite
 from fedhen.version import VERSION
 
-FORMAT = 3
+FORMAT = 4
 WEIGHTS, SAFETENSORS, CONFIG_REQUEST = "weights", "safetensors", "config-request"
 LONGEST_HEADER = 2**20
 """Maximum number of bytes of the names, shapes and types of a model."""
 LONGEST_NAME, MOST_SAMPLES = 100, 2**40
+
+BY_LOSS = ("loss", "oort")
+"""Samplings that depend on the devices' losses."""
 
 T = TypeVar("T", bound="Identity | Order")
 
@@ -59,20 +64,24 @@ class Identity:
 
 @dataclass(frozen=True)
 class Order:
-    """A node's work for a round."""
+    """A node's work for a round. It names no other device, and nothing from which other rounds could be computed."""
 
     run: str
     """The run whose memory the device uses."""
     round: int
-    device: int
     tier: str
-    omega: float
     memory: int
     """The round after which the device's memory is to be used: the last one that the server merged. 0: none yet."""
     inputs: tuple[int, ...]
     classes: int
     config_digest: str
-    """SHA-256 of the run's configuration as TOML, in hexadecimal."""
+    """SHA-256 of the run's configuration as nodes get it, in hexadecimal."""
+    key: str = field(repr=False)
+    """The key of this device's random streams in this round, in hexadecimal."""
+    initial_key: str = field(repr=False)
+    """What the initial weights follow from, in hexadecimal. It is the same for all devices."""
+    omega: float = 1.0
+    """The device's share of the data. It is sent only if the local variant needs it."""
     fixed_digest: str = ""
     """SHA-256 of the weights that no device trains, as they are packed, in hexadecimal; empty if there are none."""
     config_text: str = ""
@@ -81,15 +90,16 @@ class Order:
     def __post_init__(self) -> None:
         for text in (self.run, self.tier, self.config_digest, self.config_text):
             check_text(text)
-        for number, least in ((self.round, 1), (self.device, 0), (self.memory, 0), (self.classes, 1)):
+        for number, least in ((self.round, 1), (self.memory, 0), (self.classes, 1)):
             check_int(number, least)
         for size in self.inputs:
             check_int(size, 1)
         check_number(self.omega)
-        if not re.fullmatch(r"[0-9a-f]{64}", self.config_digest) or not re.fullmatch(
-            r"([0-9a-f]{64})?", check_text(self.fixed_digest)
-        ):
-            raise ValueError("a digest is not a SHA-256 digest")
+        for text in (self.config_digest, check_text(self.fixed_digest) or self.config_digest):
+            if not re.fullmatch(r"[0-9a-f]{64}", text):
+                raise ValueError("a digest is not a SHA-256 digest")
+        for text in (self.key, self.initial_key):
+            check_key(text)
 
 
 @dataclass(frozen=True)
@@ -100,14 +110,32 @@ class Answer:
     """Its weights, or the tensors that code them."""
     change: Weights
     """The change of the device's memory; empty if the server can compute it."""
-    loss: float
-    present: tuple[int, ...]
+    loss: float = math.nan
+    """NaN unless a setting needs it: it is then not sent."""
+    present: tuple[int, ...] = ()
     """The classes that the device holds; empty unless the server averages by them."""
+
+
+def check_key(text: object) -> str:
+    """Returns an untrusted key. Raises one of PARSE_ERRORS if it is none."""
+    if not re.fullmatch(r"[0-9a-f]{64}", check_text(text)):
+        raise ValueError("a key is not 32 bytes in hexadecimal")
+    return str(text)
 
 
 def read_fields(kind: type[T], values: Mapping[str, Any]) -> T:
     """Builds a checked record from untrusted values. Raises one of PARSE_ERRORS if a field is missing or wrong."""
     return kind(**{field.name: values[field.name] for field in fields(kind)})
+
+
+def describe_run(config: Config) -> str:
+    """Returns the configuration that nodes get, as TOML: without the seed, which says nothing that they need."""
+    return toml.to_toml(replace(config, seed=0))
+
+
+def needs_losses(config: Config) -> bool:
+    """Returns whether nodes report the losses of their training."""
+    return not config.privacy.is_private and (config.fleet.losses or config.devices.sampling in BY_LOSS)
 
 
 def digest_of(content: str | bytes) -> str:
@@ -167,6 +195,8 @@ def pack_order(
 ) -> RecordDict:
     """Builds a node's order. The records of weights may be shared by all nodes of a tier."""
     values = {**vars(order), "format": FORMAT, "inputs": list(order.inputs)}
+    if order.omega == 1.0:
+        del values["omega"]
     parts: dict[str, ArrayRecord | ConfigRecord] = {"order": ConfigRecord(values), "model": model}
     more = {name: record for name, record in (("mean", mean), ("fixed", fixed)) if record is not None}
     return RecordDict({**parts, **more})
@@ -175,24 +205,29 @@ def pack_order(
 def read_order(content: RecordDict) -> Order:
     values = _table(content, "order")
     try:
-        return read_fields(Order, {**values, "inputs": tuple(values["inputs"])})
+        return read_fields(Order, {"omega": 1.0, **values, "inputs": tuple(values["inputs"])})
     except PARSE_ERRORS as error:
         raise Malformed(f"the server's order cannot be read: {describe_error(error)}") from None
 
 
-def pack_scoring(order: Order, model: ArrayRecord, owners: Sequence[str]) -> RecordDict:
-    """Builds a node's order to score models on its own test data."""
+def pack_scoring(order: Order, model: ArrayRecord, owners: Sequence[str], start_key: str) -> RecordDict:
+    """Builds a node's order to score models on its own test data.
+
+    `start_key` is the key of the device's streams before the first round, empty if no model needs it.
+    """
     content = pack_order(order, model)
-    content["scoring"] = ConfigRecord({"format": FORMAT, "owners": list(owners)})
+    content["scoring"] = ConfigRecord({"format": FORMAT, "owners": list(owners), "start_key": start_key})
     return content
 
 
-def read_owners(content: RecordDict) -> tuple[str, ...]:
-    """Returns whose models a node is to score."""
-    found = _table(content, "scoring").get("owners")
-    if not isinstance(found, list):
-        raise Malformed("the server's order names no models to score")
-    return tuple(check_text(owner) for owner in found)
+def read_scoring(content: RecordDict) -> tuple[tuple[str, ...], str]:
+    """Returns whose models a node is to score, and the key of its streams before the first round."""
+    values = _table(content, "scoring")
+    try:
+        owners, key = [check_text(owner) for owner in values["owners"]], check_text(values["start_key"])
+        return tuple(owners), check_key(key) if key else ""
+    except PARSE_ERRORS as error:
+        raise Malformed(f"the server's order to score cannot be read: {describe_error(error)}") from None
 
 
 def pack_sums(sums: Mapping[str, object]) -> RecordDict:
@@ -230,8 +265,13 @@ def is_config_request(content: RecordDict | str) -> bool:
 
 
 def pack_answer(answer: Answer) -> RecordDict:
-    values = ConfigRecord({"format": FORMAT, "loss": answer.loss, "present": list(answer.present)})
-    parts: dict[str, ArrayRecord | ConfigRecord] = {"update": values, "model": pack_weights(answer.weights)}
+    values: dict[str, Any] = {"format": FORMAT}
+    if not math.isnan(answer.loss):
+        values["loss"] = answer.loss
+    if answer.present:
+        values["present"] = list(answer.present)
+    update, model = ConfigRecord(values), pack_weights(answer.weights)
+    parts: dict[str, ArrayRecord | ConfigRecord] = {"update": update, "model": model}
     return RecordDict({**parts, **({"change": pack_weights(answer.change)} if answer.change else {})})
 
 
@@ -256,9 +296,9 @@ def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mappin
         problem = "missing" if odd[0] in needed else "unexpected"
         raise Malformed(f"record {one_line(odd[0])[:LONGEST_NAME]!r} is {problem}")
     update = _table(content, "update")
-    loss, present = update.get("loss"), update.get("present")
+    loss, present = update.get("loss", math.nan), update.get("present", [])
     if not isinstance(loss, float) or not isinstance(present, list):
-        raise Malformed("its loss or its classes are missing")
+        raise Malformed("its loss or its classes cannot be read")
     if not all(type(label) is int and 0 <= label < classes for label in present):
         raise Malformed("it names classes that do not exist")
     weights = unpack_weights(content["model"], model)
