@@ -31,6 +31,7 @@ from support.families import two_exits
 from support.fleets import fleet_config, fleet_run, play_fleet, same_models, simulate
 from support.inside import grid
 from support.marks import first_is_quick
+from support.refused import REFUSED
 from support.tiny import TINY
 
 
@@ -161,24 +162,6 @@ def test_a_device_rests_for_the_separation() -> None:
     for device in range(20):
         took_part = [number for number, each in enumerate(rounds) if device in each]
         assert took_part and all((later - first) % 5 == 0 for first, later in pairwise(took_part))
-
-
-REFUSED = [
-    ("evaluation.devices=true", "the all-devices average has the models of single devices"),
-    ("evaluation.own=true", "scores on devices' own test data"),
-    ("evaluation.validation=0.1", "held-out training examples"),
-    ("devices.sampling=loss", "devices.sampling=loss depends on data or on answers"),
-    ("clock.profile=phones", "who answers in time depends on how many examples a device has"),
-    ("server.weighting=samples", "a device's weight would depend on its data"),
-    ("server.rows_by_class=true", "which rows count tells which classes"),
-    ("wire.up=topk", "wire.up=topk lets changes of earlier rounds"),
-    ("local.name=scaffold", "local.name=scaffold keeps a memory"),
-    ("local.name=feddyn", "local.name=feddyn keeps a memory"),
-    ("privacy.bound=0", "set privacy.bound"),
-    ("privacy.separation=3", "need at least 12 devices"),
-    ("fleet.answers=2", "the first answers would end a round"),
-    ("fleet.spare_devices=1", "the first answers would end a round"),
-]
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED)

@@ -21,7 +21,7 @@ from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import App
 from fedhen.fleet.server import play
-from support.fleets import fleet_run, same_models
+from support.fleets import SECRET, fleet_run, same_models
 from support.inside import InsideGrid, grid
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet]
@@ -90,14 +90,16 @@ def config(kind: str, tiers: int) -> Any:
             "evaluation": {"every": 2},
             "checkpoint": {"rounds": 1},
             "runtime": {"engine": "plain"},
+            "fleet": {"losses": True},
         }
     )
 
 
-def simulate(kind: str, tiers: int, folder: Path, frozen: bool = False) -> Path:
+def simulate(kind: str, tiers: int, folder: Path, frozen: bool = False, secret: bytes = b"") -> Path:
     folder.mkdir()
     chosen = config(kind, tiers)
-    made = build_experiment(chosen, data=data(kind), family=family(kind, tiers, frozen), accelerator="cpu")
+    models = family(kind, tiers, frozen)
+    made = build_experiment(chosen, data=data(kind), family=models, accelerator="cpu", secret=secret)
     for _ in play_run(folder, made):
         pass
     return folder
@@ -156,7 +158,7 @@ def play_inside(inside: InsideGrid, owner: App, chosen: Any, folder: Path, resum
 def test_a_fleet_gives_the_simulators_bytes(kind: str, tiers: int, tmp_path: Path) -> None:
     owner, chosen = app(kind, tiers), config(kind, tiers)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", owner)
-    there = simulate(kind, tiers, tmp_path / "simulated")
+    there = simulate(kind, tiers, tmp_path / "simulated", secret=SECRET)
     here = play_inside(inside, owner, chosen, tmp_path / "fleet")
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     assert same_models(here, there)
@@ -166,7 +168,7 @@ def test_frozen_weights_are_sent_to_a_node_once_and_again_if_it_has_lost_them(tm
     """Whoever was sent them has them on disk. A node whose folder is emptied asks, and trains in the same round."""
     owner, chosen = app("bert", 2, frozen=True), config("bert", 2)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", owner)
-    there = simulate("bert", 2, tmp_path / "simulated", frozen=True)
+    there = simulate("bert", 2, tmp_path / "simulated", frozen=True, secret=SECRET)
     here = play_inside(inside, owner, chosen, tmp_path / "fleet")
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     assert same_models(here, there)
@@ -179,7 +181,9 @@ def test_frozen_weights_are_sent_to_a_node_once_and_again_if_it_has_lost_them(tm
     longer = from_mapping({"rounds": 6}, chosen)
     play_inside(inside, owner, longer, here, resume=True)
     (tmp_path / "longer").mkdir()
-    made = build_experiment(longer, data=data("bert"), family=family("bert", 2, frozen=True), accelerator="cpu")
+    made = build_experiment(
+        longer, data=data("bert"), family=family("bert", 2, frozen=True), accelerator="cpu", secret=SECRET
+    )
     for _ in play_run(tmp_path / "longer", made):
         pass
     assert (here / "rounds.jsonl").read_bytes() == (tmp_path / "longer" / "rounds.jsonl").read_bytes()

@@ -17,6 +17,7 @@ from fedhen.devices.population import Population
 from fedhen.fleet import wire_format
 from fedhen.fleet.exchange import Messages
 from fedhen.fleet.membership import Membership
+from fedhen.fleet.need_to_know import describe_run, needs_losses
 from fedhen.fleet.wire_format import Answer, Malformed, Order
 from fedhen.params import Weights, is_finite
 
@@ -37,7 +38,7 @@ class FleetDevices:
     poll: float = POLL_SECONDS
 
     def __post_init__(self) -> None:
-        self.config_text = wire_format.describe_run(self.population.config)
+        self.config_text = describe_run(self.population.config)
         self.config_digest = wire_format.digest_of(self.config_text)
         self.fixed = {tier: wire_format.pack_weights(w) for tier, w in self.population.fixed.items() if w}
         """Tier -> the weights that no device trains, if there are any. They travel with the configuration."""
@@ -184,7 +185,7 @@ class FleetDevices:
             answer.weights,
             population.holdings[tier].trained,
             samples=self.membership.members[device].identity.samples,
-            loss=answer.loss if wire_format.needs_losses(population.config) else math.nan,
+            loss=answer.loss if needs_losses(population.config) else math.nan,
             rows=self.label_rows(answer),
             memory_change=self.memory_change(answer, trained),
             omega=population.omega[device],

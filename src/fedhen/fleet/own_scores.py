@@ -14,7 +14,7 @@ from torch import Tensor
 from fedhen.data.inputs import call_module
 from fedhen.engines.own_models import Asked, OwnSums
 from fedhen.engines.sequential import SequentialDevices
-from fedhen.fleet import wire_format
+from fedhen.fleet import score_messages, wire_format
 from fedhen.fleet.engine import TTL_SLACK_SECONDS, FleetDevices
 from fedhen.fleet.exchange import Messages
 from fedhen.fleet.wire_format import Malformed
@@ -66,7 +66,7 @@ class FleetScores:
         for device in devices:
             order, fixed = self.devices.make_order(asked.round, device), self.devices.choose_fixed(device)
             start_key = self.find_start_key(asked, device)
-            content = wire_format.pack_scoring(order, models[tier_of[device]], asked.owners, start_key)
+            content = score_messages.pack_scoring(order, models[tier_of[device]], asked.owners, start_key)
             if fixed is not None:
                 content["fixed"] = fixed
             node = self.devices.membership.members[device].node
@@ -83,7 +83,7 @@ class FleetScores:
         if isinstance(content, str):
             return {}
         try:
-            return wire_format.read_sums(content, owners, self.sums_like)
+            return score_messages.read_sums(content, owners, self.sums_like)
         except Malformed:
             return {}
 

@@ -18,12 +18,12 @@ from fedhen.experiment import build
 from fedhen.experiment.experiment import Experiment, Step
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
-from fedhen.fleet import wire_format
 from fedhen.fleet.app import App
 from fedhen.fleet.board import BoardWriter
 from fedhen.fleet.engine import POLL_SECONDS, FleetDevices
 from fedhen.fleet.fleet_roster import FleetRoster, count_samples
 from fedhen.fleet.membership import Membership, read_membership
+from fedhen.fleet.need_to_know import describe_run
 from fedhen.fleet.own_scores import FleetScores
 from fedhen.fleet.run_settings import START_ANOTHER_RUN
 from fedhen.hardware.accelerator import choose_device
@@ -86,7 +86,7 @@ def find_secret(folder: Path) -> bytes:
 def gather_fleet(grid: Grid, app: App, run: FleetRun) -> tuple[Membership, Config]:
     """Gathers the fleet of a new run. Waits until enough nodes are connected."""
     config = save_each_round(run.config)
-    membership = Membership(grid, wire_format.describe_run(config), tell=BoardWriter(run.folder).show)
+    membership = Membership(grid, describe_run(config), tell=BoardWriter(run.folder).show)
     membership.wait_for_nodes(config.devices.number, config.fleet.wait_seconds, tuple(config.tiers))
     membership.number_devices(tuple(config.tiers))
     run.folder.mkdir(parents=True, exist_ok=True)

@@ -7,10 +7,9 @@ and shapes, and compares all of them before it builds a tensor.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -21,10 +20,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedhen.algorithm.failures import MAX_ERROR_LENGTH
-from fedhen.config import toml
-from fedhen.config.settings import Config
 from fedhen.errors import one_line
-from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error, parse_json
+from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error
 from fedhen.params import SAFETENSORS_TYPES, Weights, count_bytes, is_finite
 from fedhen.version import VERSION
 
@@ -33,9 +30,6 @@ WEIGHTS, SAFETENSORS, CONFIG_REQUEST = "weights", "safetensors", "config-request
 LONGEST_HEADER = 2**20
 """Maximum number of bytes of the names, shapes and types of a model."""
 LONGEST_NAME, MOST_SAMPLES = 100, 2**40
-
-BY_LOSS = ("loss", "oort")
-"""Samplings that depend on the devices' losses."""
 
 T = TypeVar("T", bound="Identity | Order")
 
@@ -128,16 +122,6 @@ def read_fields(kind: type[T], values: Mapping[str, Any]) -> T:
     return kind(**{field.name: values[field.name] for field in fields(kind)})
 
 
-def describe_run(config: Config) -> str:
-    """Returns the configuration that nodes get, as TOML: without the seed, which says nothing that they need."""
-    return toml.to_toml(replace(config, seed=0))
-
-
-def needs_losses(config: Config) -> bool:
-    """Returns whether nodes report the losses of their training."""
-    return not config.privacy.is_private and (config.fleet.losses or config.devices.sampling in BY_LOSS)
-
-
 def digest_of(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
@@ -150,7 +134,7 @@ def pack_question(config_text: str) -> RecordDict:
 def read_question(content: RecordDict) -> str:
     """Returns the run's configuration as TOML."""
     try:
-        return check_text(_table(content, "question")["config"])
+        return check_text(read_table(content, "question")["config"])
     except PARSE_ERRORS as error:
         raise Malformed(f"the server's question cannot be read: {describe_error(error)}") from None
 
@@ -180,7 +164,7 @@ def read_identity(content: RecordDict) -> Identity:
     if (other := read_versions(content).get("format", str(FORMAT))) != str(FORMAT):
         raise Malformed(f"it speaks protocol {other}, and the server {FORMAT}: install fedhen {VERSION} there")
     check_failure(content)
-    values = _table(content, "node")
+    values = read_table(content, "node")
     try:
         identity = read_fields(Identity, values)
     except PARSE_ERRORS as error:
@@ -203,56 +187,11 @@ def pack_order(
 
 
 def read_order(content: RecordDict) -> Order:
-    values = _table(content, "order")
+    values = read_table(content, "order")
     try:
         return read_fields(Order, {"omega": 1.0, **values, "inputs": tuple(values["inputs"])})
     except PARSE_ERRORS as error:
         raise Malformed(f"the server's order cannot be read: {describe_error(error)}") from None
-
-
-def pack_scoring(order: Order, model: ArrayRecord, owners: Sequence[str], start_key: str) -> RecordDict:
-    """Builds a node's order to score models on its own test data.
-
-    `start_key` is the key of the device's streams before the first round, empty if no model needs it.
-    """
-    content = pack_order(order, model)
-    content["scoring"] = ConfigRecord({"format": FORMAT, "owners": list(owners), "start_key": start_key})
-    return content
-
-
-def read_scoring(content: RecordDict) -> tuple[tuple[str, ...], str]:
-    """Returns whose models a node is to score, and the key of its streams before the first round."""
-    values = _table(content, "scoring")
-    try:
-        owners, key = [check_text(owner) for owner in values["owners"]], check_text(values["start_key"])
-        return tuple(owners), check_key(key) if key else ""
-    except PARSE_ERRORS as error:
-        raise Malformed(f"the server's order to score cannot be read: {describe_error(error)}") from None
-
-
-def pack_sums(sums: Mapping[str, object]) -> RecordDict:
-    """Builds a node's reply: by owner, what its test data adds to each metric."""
-    return RecordDict({"scores": ConfigRecord({"format": FORMAT, "sums": json.dumps(sums)})})
-
-
-def read_sums(content: RecordDict, owners: Sequence[str], like: Sequence[Tensor]) -> dict[str, list[list[float]]]:
-    """Reads a node's sums by owner; those of an owner are empty if the node has no test data.
-
-    Raises `Malformed` unless there are numbers of the shapes of `like` for every metric and owner.
-    """
-    try:
-        found = parse_json(check_text(_table(content, "scores")["sums"]))
-        if [*found] != [*owners]:
-            raise ValueError("other models were scored")
-        for sums in found.values():
-            tensors = [torch.tensor(each, dtype=torch.float64) for each in sums]
-            if sums and [each.shape for each in tensors] != [each.shape for each in like]:
-                raise ValueError("the sums of a metric have another shape")
-            if not all(bool(torch.isfinite(each).all()) for each in tensors):
-                raise ValueError("a sum is not finite")
-    except PARSE_ERRORS as error:
-        raise Malformed(f"its scores cannot be read: {describe_error(error)}") from None
-    return dict(found)
 
 
 def pack_config_request() -> RecordDict:
@@ -295,7 +234,7 @@ def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mappin
     if odd := sorted((needed - content.keys()) | (content.keys() - known)):
         problem = "missing" if odd[0] in needed else "unexpected"
         raise Malformed(f"record {one_line(odd[0])[:LONGEST_NAME]!r} is {problem}")
-    update = _table(content, "update")
+    update = read_table(content, "update")
     loss, present = update.get("loss", math.nan), update.get("present", [])
     if not isinstance(loss, float) or not isinstance(present, list):
         raise Malformed("its loss or its classes cannot be read")
@@ -355,7 +294,8 @@ def _tensor(data: bytearray, like: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=like.dtype).view(like.shape).to(like.device)
 
 
-def _table(content: RecordDict, name: str) -> Mapping[str, Any]:
+def read_table(content: RecordDict, name: str) -> Mapping[str, Any]:
+    """Returns a record of a message. Raises `Malformed` if it is missing or of another protocol format."""
     found = content.get(name)
     if not isinstance(found, ConfigRecord):
         raise Malformed(f"record {name!r} is missing")
