@@ -28,7 +28,7 @@ from fedhen.privacy.accounting import default_delta, poisson_epsilon
 from fedhen.privacy.choose import choose_sampler
 from fedhen.privacy.refusals import check_promise, refusals
 from support.families import two_exits
-from support.fleets import fleet_config, fleet_run, play_fleet, same_models, simulate
+from support.fleets import SECRET, fleet_config, fleet_run, play_fleet, same_models, simulate
 from support.inside import grid
 from support.marks import first_is_quick
 from support.refused import REFUSED
@@ -132,7 +132,7 @@ def test_a_budget_ends_the_run_before_it_is_passed_and_can_be_raised(tmp_path: P
     assert len(spent) == 2 and spent[-1] <= 10 < poisson_epsilon(0.5, 0.5, 3, 0.01)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["stopped"]["reason"].startswith("privacy.budget=10: another round would make ε")
-    raised = build_experiment(small(*base, "privacy.budget=100"), accelerator="cpu")
+    raised = build_experiment(small(*base, "privacy.budget=100"), accelerator="cpu", secret=SECRET)
     for _ in play_run(folder, raised, ResumePolicy(resume=True)):
         pass
     whole = simulate(small(*base, "privacy.budget=100"), tmp_path / "whole")

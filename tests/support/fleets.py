@@ -19,6 +19,7 @@ from fedhen.experiment.experiment import Experiment
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.server import FleetRun, play
+from fedhen.runs.private import write_secret
 from support.inside import InsideGrid, grid
 from support.tiny import TINY
 
@@ -45,6 +46,12 @@ def simulate(chosen: Config, folder: Path, secret: bytes = SECRET) -> Path:
 
 def fleet_run(chosen: Config, folder: Path, resume: bool = False) -> FleetRun:
     return FleetRun(chosen, folder, resume, poll=0.0, secret=SECRET)
+
+
+def give_secret(run: Path) -> None:
+    """Puts the secret into the folder of a run that has not begun."""
+    run.mkdir(exist_ok=True)
+    write_secret(run, SECRET)
 
 
 def play_fleet(chosen: Config, folder: Path, state: Path) -> Path:

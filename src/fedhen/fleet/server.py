@@ -43,7 +43,7 @@ class FleetRun:
     """Flower's number of the run."""
     poll: float = POLL_SECONDS
     secret: bytes = field(default_factory=draw_secret, repr=False)
-    """What the random streams of server and devices follow from. A run that has begun has its own in its folder."""
+    """What the random streams of server and devices follow from, unless there is a secret in the folder already."""
 
 
 def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
@@ -58,8 +58,9 @@ def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
         raise FleetError("clock.profile is for simulations, a real fleet takes its own time: leave it empty")
     if run.config.devices.held_out:
         raise FleetError("devices.held_out keeps devices of simulations out of training: set it to 0")
-    if is_begun(run):
-        run = replace(run, secret=find_secret(run.folder))
+    begun = is_begun(run)
+    run = replace(run, secret=find_secret(run))
+    if begun:
         membership, config = reopen_fleet(grid, run)
     else:
         membership, config = gather_fleet(grid, app, run)
@@ -75,12 +76,12 @@ def is_begun(run: FleetRun) -> bool:
     return begun
 
 
-def find_secret(folder: Path) -> bytes:
-    """Returns the secret of a run that has begun. Raises `FleetError` if there is none."""
-    secret = read_secret(folder)
-    if not secret and (folder / FLEET).is_file():
-        raise FleetError(f"{folder / PRIVATE / SECRET} is missing: restore it, or {START_ANOTHER_RUN}")
-    return secret
+def find_secret(run: FleetRun) -> bytes:
+    """Returns the secret in the run's folder, or that of a new run. Raises `FleetError` if a run has lost its own."""
+    secret = read_secret(run.folder)
+    if not secret and (run.folder / CONFIG).is_file() and (run.folder / FLEET).is_file():
+        raise FleetError(f"{run.folder / PRIVATE / SECRET} is missing: restore it, or {START_ANOTHER_RUN}")
+    return secret or run.secret
 
 
 def gather_fleet(grid: Grid, app: App, run: FleetRun) -> tuple[Membership, Config]:
