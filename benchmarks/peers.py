@@ -230,7 +230,8 @@ def play_flower() -> None:
 def play_fedhen() -> None:
     """fedhen with a single tier, as it comes."""
     import fedhen
-    from fedhen.config.settings import OWN, Config
+    from fedhen.config.data_settings import OWN
+    from fedhen.config.settings import Config
     from fedhen.config.validation import from_mapping
     from fedhen.experiment.build import build_experiment
 
@@ -350,7 +351,7 @@ class Side:
 def tasks(rounds: int) -> list[dict[str, Any]]:
     """The rounds: who is active, and in the first one the order in which fedhen will visit the images."""
     from fedhen.algorithm.sampling import make_sampler
-    from fedhen.config.settings import DevicesConfig
+    from fedhen.config.devices_settings import DevicesConfig
     from fedhen.data.batches import plan_visits
     from fedhen.seeds import DeviceStreams
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedhen.algorithm.merging import Pools, merge, share_common_weights
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import ServerConfig
+from fedhen.config.training_settings import ServerConfig
 from fedhen.params import TierModels, Weights
 from fedhen.privacy.accounting import Accountant
 from fedhen.privacy.central import CentralPrivacy, noise_shapes

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedhen.config.settings import LocalConfig
+from fedhen.config.training_settings import LocalConfig
 from fedhen.params import Weights
 
 

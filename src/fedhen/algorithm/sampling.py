@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from fedhen import seeds
 from fedhen.algorithm.oort import Notes, Oort
 from fedhen.algorithm.timetable import Timetable
-from fedhen.config.settings import DevicesConfig
+from fedhen.config.devices_settings import DevicesConfig
 from fedhen.seeds import Root
 
 Activate = Callable[[int, Mapping[int, float]], list[int]]

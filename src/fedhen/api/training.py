@@ -15,8 +15,9 @@ from fedhen.algorithm.sampling import Activate
 from fedhen.api.plans import PathLike, Rounds, check_data, check_family, make_plan, make_run
 from fedhen.api.result import Run
 from fedhen.config import toml, validation
+from fedhen.config.data_settings import DataConfig, TaskConfig
 from fedhen.config.keywords import Settings, Table, TrainSettings
-from fedhen.config.settings import Config, DataConfig, TaskConfig
+from fedhen.config.settings import Config
 from fedhen.data.dataset import FederatedData
 from fedhen.distributed import process_group
 from fedhen.experiment.build import OwnParts

@@ -6,7 +6,8 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedhen.config.settings import OWN, Config
+from fedhen.config.data_settings import OWN
+from fedhen.config.settings import Config
 from fedhen.config.toml import parse_value
 from fedhen.config.validation import are_counts, from_mapping
 from fedhen.errors import ConfigError
@@ -91,7 +92,7 @@ def name_own_parts(config: Config, options: argparse.Namespace) -> Config:
     if name := find_reference(options, "data"):
         config = replace(config, data=replace(config.data, name=resolve_reference(name)))
     if name := find_reference(options, "task"):
-        from fedhen.config.settings import OWN
+        from fedhen.config.data_settings import OWN
         from fedhen.tasks.registry import describe_task
 
         task = load_own_parts(options).task

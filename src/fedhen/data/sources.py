@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedhen import seeds
-from fedhen.config.settings import OWN, DataConfig
+from fedhen.config.data_settings import OWN, DataConfig
 from fedhen.data import cifar, tables
 from fedhen.data.columns import SUFFIXES
 from fedhen.data.dataset import Data

@@ -16,7 +16,8 @@ from fedhen.algorithm.merging import Memories
 from fedhen.algorithm.methods import Method, load_method
 from fedhen.algorithm.sampling import Activate
 from fedhen.algorithm.server_optimizers import make_server_optimizer
-from fedhen.config.settings import OWN, Config, DataConfig
+from fedhen.config.data_settings import OWN, DataConfig
+from fedhen.config.settings import Config
 from fedhen.config.validation import from_mapping
 from fedhen.data import sources
 from fedhen.data.dataset import Data

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fedhen.algorithm.methods import Method
-from fedhen.config.settings import Config, ModelConfig
+from fedhen.config.model_settings import ModelConfig
+from fedhen.config.settings import Config
 from fedhen.devices.workload import measure_workload
 from fedhen.errors import ConfigError
 from fedhen.experiment.build import OwnParts, build_population, fit_devices, start_experiment

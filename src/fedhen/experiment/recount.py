@@ -10,7 +10,8 @@ import torch
 
 from fedhen.algorithm.methods import load_method
 from fedhen.config import toml
-from fedhen.config.settings import OWN, Config
+from fedhen.config.data_settings import OWN
+from fedhen.config.settings import Config
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root

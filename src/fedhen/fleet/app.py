@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from fedhen.algorithm.methods import Method, load_method
-from fedhen.config.settings import OWN, Config
+from fedhen.config.data_settings import OWN
+from fedhen.config.settings import Config
 from fedhen.config.validation import from_mapping
 from fedhen.data import sources
 from fedhen.data.arrays import read_arrays

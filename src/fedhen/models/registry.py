@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedhen.config.settings import OWN, Config
+from fedhen.config.data_settings import OWN
+from fedhen.config.settings import Config
 from fedhen.errors import ConfigError, unknown_name
 from fedhen.fileio.python_files import refuse_reference
 from fedhen.models.family import Family

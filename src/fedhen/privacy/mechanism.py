@@ -8,7 +8,7 @@ from typing import Any
 
 from fedhen.algorithm.averaging import Averaging, ByHolder
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import ServerConfig
+from fedhen.config.training_settings import ServerConfig
 from fedhen.params import TierModels
 from fedhen.privacy.ledger import Ledger
 

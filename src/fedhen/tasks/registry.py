@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedhen.config.settings import OWN, Config, TaskConfig
+from fedhen.config.data_settings import OWN, TaskConfig
+from fedhen.config.settings import Config
 from fedhen.config.validation import from_mapping
 from fedhen.errors import ConfigError, unknown_name
 from fedhen.fileio.python_files import refuse_reference

@@ -14,7 +14,7 @@ from fedhen.algorithm.rounds import Rules
 from fedhen.algorithm.updates import Update
 from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
-from fedhen.config.settings import TrainingConfig
+from fedhen.config.training_settings import TrainingConfig
 from fedhen.data.batches import plan_visits
 from fedhen.experiment.build import build_experiment
 from fedhen.seeds import DeviceStreams

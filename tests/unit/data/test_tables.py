@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedhen
-from fedhen.config.settings import DataConfig
+from fedhen.config.data_settings import DataConfig
 from fedhen.data.columns import estimate_csv, estimate_parquet
 from fedhen.data.sources import load_data, read_own_data
 from fedhen.errors import FedhenError
