@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedhen.fileio.untrusted import PARSE_ERRORS, check_text, describe_error, parse_json
-from fedhen.fleet.wire_format import FORMAT, Malformed, Order, check_key, pack_order, read_table
+from fedhen.fleet.wire_format import FORMAT, Malformed, Order, check_hexadecimal, pack_order, read_table
 
 
 def pack_scoring(order: Order, model: ArrayRecord, owners: Sequence[str], start_key: str) -> RecordDict:
@@ -28,7 +28,7 @@ def read_scoring(content: RecordDict) -> tuple[tuple[str, ...], str]:
     values = read_table(content, "scoring")
     try:
         owners, key = [check_text(owner) for owner in values["owners"]], check_text(values["start_key"])
-        return tuple(owners), check_key(key) if key else ""
+        return tuple(owners), check_hexadecimal(key) if key else ""
     except PARSE_ERRORS as error:
         raise Malformed(f"the server's order to score cannot be read: {describe_error(error)}") from None
 

@@ -89,11 +89,9 @@ class Order:
         for size in self.inputs:
             check_int(size, 1)
         check_number(self.omega)
-        for text in (self.config_digest, check_text(self.fixed_digest) or self.config_digest):
-            if not re.fullmatch(r"[0-9a-f]{64}", text):
-                raise ValueError("a digest is not a SHA-256 digest")
-        for text in (self.key, self.initial_key):
-            check_key(text)
+        fixed_digest = check_text(self.fixed_digest) or self.config_digest
+        for text in (self.config_digest, fixed_digest, self.key, self.initial_key):
+            check_hexadecimal(text)
 
 
 @dataclass(frozen=True)
@@ -110,10 +108,10 @@ class Answer:
     """The classes that the device holds; empty unless the server averages by them."""
 
 
-def check_key(text: object) -> str:
-    """Returns an untrusted key. Raises one of PARSE_ERRORS if it is none."""
+def check_hexadecimal(text: object) -> str:
+    """Returns an untrusted key or digest. Raises one of PARSE_ERRORS if it is none."""
     if not re.fullmatch(r"[0-9a-f]{64}", check_text(text)):
-        raise ValueError("a key is not 32 bytes in hexadecimal")
+        raise ValueError("a key or digest is not 32 bytes in hexadecimal")
     return str(text)
 
 
