@@ -123,9 +123,12 @@ def check_again(options: argparse.Namespace, config: Config) -> None:
     """Refuses options that are not the run's own: --data that is a path, a family or a task that it does not name."""
     for part, named in (("family", config.model.family), ("task", config.task.name)):
         given = getattr(options, part)
-        if given is not None and (resolve_reference(given) if is_reference(given) else given) != named:
+        if given is None or (named == OWN and is_reference(given)):
+            # What was passed from Python has no name, so that any file may define it.
+            continue
+        if (resolve_reference(given) if is_reference(given) else given) != named:
             if named == OWN:
-                raise ConfigError(f"--{part} {given}: the run's {part} was passed from Python: do this from Python too")
+                raise ConfigError(f"--{part} {given}: the run's {part} was passed from Python: name it as FILE.py:NAME")
             raise ConfigError(f"--{part} {given}: the run's {part} is {named}")
     if options.data is not None and not is_reference(options.data):
         raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedhen.config.data_settings import OWN
+from fedhen.config.settings import Config
 from fedhen.devices.workload import measure_workload
 from fedhen.experiment import checkpoint_files, checkpoint_state, provenance
 from fedhen.experiment.experiment import Experiment, Step
@@ -71,11 +72,12 @@ def _play_rounds(keeper: RunKeeper, stop: StopRequest) -> Iterator[Step]:
             raise RunStopped(stop.signal, keeper.stop_message(), abandoned=True) from None
         except StopNow:
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             # From Python, where nothing holds Ctrl-C back until the end of the round.
             if ranks.number == 1:
                 keeper.roll_back()
-                print(f"fedhen: {keeper.stop_message()}", file=sys.stderr)
+                # Below the traceback, where it is seen.
+                error.add_note(f"fedhen: {keeper.stop_message(resume_call(keeper.experiment.config, keeper.folder))}")
             raise
         if step is None:
             return
@@ -86,6 +88,13 @@ def _play_rounds(keeper: RunKeeper, stop: StopRequest) -> Iterator[Step]:
         if number and not last:
             keeper.save_last_round()
             raise RunStopped(number, keeper.stop_message())
+
+
+def resume_call(config: Config, folder: Path) -> str:
+    """Returns the call that resumes a run from Python."""
+    named = {"family": config.model.family, "data": config.data.name, "task": config.task.name}
+    again = [f"{part}={part}" for part, name in named.items() if name == OWN]
+    return f"fedhen.resume({', '.join([repr(str(folder)), *again])})"
 
 
 @dataclass
@@ -184,9 +193,9 @@ class RunKeeper:
             self.save()
         self.background.end(slow)
 
-    def stop_message(self) -> str:
-        """Returns what is saved and how to resume."""
-        done, resume = f"stopped after round {self.whole.played}", f"resume with: {resume_command(self.folder)}"
+    def stop_message(self, how: str = "") -> str:
+        """Returns what is saved and how to resume, by default with a command."""
+        done, resume = f"stopped after round {self.whole.played}", f"resume with: {how or resume_command(self.folder)}"
         if self.saved_round == self.whole.played:
             return f"{done}; {resume}"
         if self.saved_round:

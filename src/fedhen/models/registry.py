@@ -18,7 +18,8 @@ def make_family(config: Config, inputs: tuple[int, ...], classes: int) -> Family
     model = config.model
     if model.family == OWN:
         raise ConfigError(
-            "the model family of this run was passed from Python: pass it again from Python, as family=..."
+            "the model family of this run was passed from Python: pass it again as family=..., or with "
+            "--family FILE.py:NAME"
         )
     refuse_reference(model.family, "family")
     if model.family not in FAMILIES:

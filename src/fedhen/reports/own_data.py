@@ -49,7 +49,7 @@ def last_values(run: Run, held_out: bool = False) -> DeviceValues:
 
 def describe_scored(runs: Sequence[Run]) -> str:
     """Returns a line on runs whose server's scores are those of the devices' own models; "" if there are none."""
-    names = sorted({run.method for run in runs if any(record.scored for record in run.rounds)})
+    names = sorted({run.method for run in runs if run.scores_own_models})
     if not names:
         return ""
     return (
