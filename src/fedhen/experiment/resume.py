@@ -210,8 +210,8 @@ class RunStart:
         known = [name for name in now if name in before or name not in checkpoint_state.FILES]
         if changed := [name for name in known if now[name] != before.get(name)]:
             raise CheckpointError(
-                f"{self.folder} was played with other data: the {', '.join(changed)} are not those of its checkpoint; "
-                "use the same data and files, or start a new run in another folder"
+                f"{self.folder} cannot be continued, because this has changed since its checkpoint: "
+                f"{', '.join(changed)}; use the same data and files, or start a new run in another folder"
             )
 
     def compare_versions(self, before: Mapping[str, str]) -> None:
