@@ -252,7 +252,7 @@ def test_a_fleet_with_lora_sends_4_128_of_135_840_bytes(tmp_path: Path) -> None:
     assert [record.bytes for record in read_run(here).rounds] == [{"down": first, "up": up}, {"down": up, "up": up}]
     (tmp_path / "simulated").mkdir()
     given = fedhen.per_device([of_four_classes(device) for device in range(DEVICES)], *of_four_classes(99, 30))
-    made = build_experiment(chosen, data=given, family=adapted(), accelerator="cpu")
+    made = build_experiment(chosen, data=given, family=adapted(), accelerator="cpu", secret=SECRET)
     for _ in play_run(tmp_path / "simulated", made):
         pass
     assert (here / "rounds.jsonl").read_bytes() == (tmp_path / "simulated" / "rounds.jsonl").read_bytes()
