@@ -17,7 +17,7 @@ from fedhen.reports.costs import BYTES, ROUNDS
 from fedhen.reports.names import OWNER_LABELS
 from fedhen.reports.targets import TierTargets
 from fedhen.runs import reader
-from fedhen.runs.layout import BEST, reported_owner
+from fedhen.runs.layout import BEST, OWN_MODELS, reported_owner
 from fedhen.runs.records import MetricInfo, RoundRecord, Values
 
 if TYPE_CHECKING:
@@ -170,19 +170,22 @@ class Run:
     def _final(self) -> tuple[MetricInfo, dict[str, dict[str, float | None]]]:
         return self.record.metric, self.metrics.get(self.record.metric.name, {})
 
+    def _name_owner(self, owner: str) -> str:
+        return OWN_MODELS if any(record.scored for record in self.record.rounds) else OWNER_LABELS[owner]
+
     def __repr__(self) -> str:
         metric, final = self._final
         parts = [self._title]
         if final:
             owner = reported_owner(final)
             scores = ", ".join(f"{tier} {metric.format(value)}" for tier, value in final[owner].items())
-            parts.append(f"{metric.name} ({OWNER_LABELS[owner]}): {scores}")
+            parts.append(f"{metric.name} ({self._name_owner(owner)}): {scores}")
         return f"<Run: {'; '.join([*parts, *([str(self.folder)] if self.folder else [])])}>"
 
     def _repr_html_(self) -> str:
         """Returns a small table for notebooks."""
         metric, final = self._final
-        rows = [["tier", *(f"{metric.name}, {OWNER_LABELS[owner]}" for owner in final)]]
+        rows = [["tier", *(f"{metric.name}, {self._name_owner(owner)}" for owner in final)]]
         rows += [[tier, *(metric.format(final[owner][tier]) for owner in final)] for tier in self.record.tiers]
         place = f"<p><code>{escape(str(self.folder))}</code></p>" if self.folder else ""
         head, *body = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)

@@ -130,7 +130,10 @@ def describe_result(folder: Path) -> str:
     final = summary.final
     owner = reported_owner(final) if final else ""
     scores = final.get(owner, {}).items()
-    lines = [f"{tier:10} {describe_score(run.metric, x)} ({OWNER_NAMES[owner]})" for tier, x in scores]
+    own = any(record.scored for record in run.rounds)
+    whose = "mean of the devices’ own models" if own else OWNER_NAMES[owner] if final else ""
+    place = "their own test data" if own else "the test set"
+    lines = [f"{tier:10} {describe_score(run.metric, x, place)} ({whose})" for tier, x in scores]
     dropped = [f"{summary.dropped} devices were dropped for weights that are not finite"] * bool(summary.dropped)
     failed = [f"{summary.failed} devices failed and were left out: {folder}/errors.jsonl"] * bool(summary.failed)
     late = [f"{summary.late} answers were late and were left out"] * bool(summary.late)
@@ -160,7 +163,7 @@ def describe_stop(run: Run) -> list[str]:
     return lines
 
 
-def describe_score(metric: MetricInfo, value: float | None) -> str:
+def describe_score(metric: MetricInfo, value: float | None, place: str) -> str:
     # 84.4 % of the test set; perplexity 5.52 on the test set
     shown = metric.format(value)
-    return f"{shown} of the test set" if metric == ACCURACY else f"{metric.title} {shown} on the test set"
+    return f"{shown} of {place}" if metric == ACCURACY else f"{metric.title} {shown} on {place}"

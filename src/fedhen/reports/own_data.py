@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedhen.reports.comparison import Comparison
+from fedhen.reports.comparison import Comparison, explain_own_models
 from fedhen.reports.curves import Line, choose_looks
 from fedhen.reports.names import SEEDS, capitalise
 from fedhen.reports.outcome import choose_format
@@ -47,17 +47,6 @@ def last_values(run: Run, held_out: bool = False) -> DeviceValues:
     return found
 
 
-def describe_scored(runs: Sequence[Run]) -> str:
-    """Returns a line on runs whose server's scores are those of the devices' own models; "" if there are none."""
-    names = sorted({run.method for run in runs if any(record.scored for record in run.rounds)})
-    if not names:
-        return ""
-    return (
-        f"{', '.join(names)}: a part of the models never leaves the devices, and the server has no whole model; its "
-        "scores are the means of the devices’ own models, each on its own test data."
-    )
-
-
 def make_own_tables(comparison: Comparison) -> list[Table]:
     """Makes tables of the spread over devices: of those that trained, and of those that did not, if there are any."""
     tables = [_make_table(comparison, "own-data", OWN_TITLE, MEANING)]
@@ -72,7 +61,7 @@ def _make_table(comparison: Comparison, name: str, title: str, meaning: str) -> 
     groups = [
         Group(f"{tier} devices", tuple(_list_rows(comparison, tier, name == HELD_OUT))) for tier in comparison.tiers
     ]
-    notes = [f"{SEEDS}."] * comparison.several_seeds + [note for note in [describe_scored(comparison.runs)] if note]
+    notes = [f"{SEEDS}."] * comparison.several_seeds + explain_own_models(comparison.runs)
     return Table(
         name=name,
         title=title.format(metric=metric),
@@ -156,16 +145,25 @@ class Distribution:
         names = [curve.name for curve in self.plots[0].curves]
         return Table("own-values", "Values of the curves", ("Share of devices", *names), tuple(groups), "")
 
+    @property
+    def _named(self) -> list[tuple[str, str, str]]:
+        """The name of each curve, its method and the owner of its models: those that any run of the method has."""
+        return [
+            (f"{method}: {label}", method, owner)
+            for method, runs in self.comparison.by_method.items()
+            for owner, label in OWN_LABELS.items()
+            if any(owner in last_values(run) for run in runs)
+        ]
+
     def _plot(self, tier: str) -> Plot:
         metric, curves = self.comparison.metric, list[Curve]()
-        names = [(m, o) for m in self.comparison.methods for o in _list_owners(self.comparison)]
-        looks = choose_looks([f"{method}: {OWN_LABELS[owner]}" for method, owner in names])
-        for (method, owner), (name, look) in zip(names, looks.items(), strict=True):
+        looks = choose_looks([name for name, _, _ in self._named])
+        for name, method, owner in self._named:
             found = [last_values(run).get(owner, {}).get(tier, []) for run in self.comparison.by_method[method]]
             values = sorted(
                 (metric.scale(v) for each in found for v in each if v is not None), reverse=not metric.higher_is_better
             )
-            curves.append(Curve(name, look, _make_line(values)))
+            curves.append(Curve(name, looks[name], _make_line(values)))
         unit = f", {metric.unit}" if metric.unit else ""
         empty = not any(curve.line.spent for curve in curves)
         return Plot(
