@@ -55,6 +55,9 @@ def test_a_server_without_a_whole_model_says_so(tmp_path: Path, capsys: pytest.C
     own = record["own"]["personal"]["complex"]
     assert record["accuracy"] == {"server": {t: pytest.approx(v[0]) for t, v in record["own"]["personal"].items()}}
     assert record["scored"] == "own models" and len(own) == 1 and "server" not in record["own"]
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("complex"))
+    assert line.endswith("% of their own test data (mean of the devices’ own models)")
+    assert "accuracy (own models): simple" in repr(fedhen.open_run(folder))
     assert main(["report", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "fedhen+fedper" in shown and "the server has no whole model" in shown

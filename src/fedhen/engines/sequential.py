@@ -92,8 +92,8 @@ class SequentialDevices:
         module = self.modules.take(tier)
         load_weights(module, {**sent.models[tier], **strip_prefix(KEPT_PART, context.memory)})
         correction, training = population.local.correction(context), population.config.training
-        part = population.holdings[tier].tuned
-        optimizer = make_optimizer(training, self.lr(round_number), correction.decay, uncorrected=part)
+        lr, personal = self.lr(round_number), population.holdings[tier].tuned
+        optimizer = make_optimizer(training, lr, correction.decay, uncorrected=personal)
         if like := population.optimizer_like(tier, context.received):
             optimizer.load(dict(module.named_parameters()), context.memory)
         occasion = Occasion(round_number, device)
