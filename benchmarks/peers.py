@@ -230,7 +230,8 @@ def play_flower() -> None:
 def play_fedhen() -> None:
     """fedhen with a single tier, as it comes."""
     import fedhen
-    from fedhen.config.settings import OWN, Config
+    from fedhen.config.data_settings import OWN
+    from fedhen.config.settings import Config
     from fedhen.config.validation import from_mapping
     from fedhen.experiment.build import build_experiment
 
@@ -350,12 +351,13 @@ class Side:
 def tasks(rounds: int) -> list[dict[str, Any]]:
     """The rounds: who is active, and in the first one the order in which fedhen will visit the images."""
     from fedhen.algorithm.sampling import make_sampler
-    from fedhen.config.settings import DevicesConfig
+    from fedhen.config.devices_settings import DevicesConfig
     from fedhen.data.batches import plan_visits
+    from fedhen.seeds import DeviceStreams
 
     def order(device: int) -> list[int]:
-        found: list[int] = plan_visits(np.arange(IMAGES), 1, BATCH, False, (SEED, 1, device)).examples.tolist()
-        return found
+        plan = plan_visits(np.arange(IMAGES), 1, BATCH, False, DeviceStreams(SEED, (1, device)))
+        return [int(example) for example in plan.examples]
 
     who = [make_sampler(DevicesConfig(DEVICES, ACTIVE), SEED)(number, {}) for number in range(1, WARM + rounds + 1)]
     return [{"devices": active, "orders": None if n else [*map(order, active)]} for n, active in enumerate(who)]

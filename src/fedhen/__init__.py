@@ -20,25 +20,16 @@ if TYPE_CHECKING:
     from fedhen.api.saved import evaluate, load, report
     from fedhen.api.training import resume, rounds, run, train
     from fedhen.config.clock_settings import ClockConfig
+    from fedhen.config.data_settings import DataConfig, SplitConfig, TaskConfig
+    from fedhen.config.devices_settings import DevicesConfig
+    from fedhen.config.evaluation_settings import EvaluationConfig, StopConfig
+    from fedhen.config.model_settings import ModelConfig, ObjectiveConfig
+    from fedhen.config.personal_settings import PersonalConfig
     from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
     from fedhen.config.recipes import RECIPES
-    from fedhen.config.settings import (
-        CheckpointConfig,
-        Config,
-        DataConfig,
-        DevicesConfig,
-        EvaluationConfig,
-        FleetConfig,
-        LocalConfig,
-        ModelConfig,
-        ObjectiveConfig,
-        RuntimeConfig,
-        ServerConfig,
-        SplitConfig,
-        StopConfig,
-        TaskConfig,
-        TrainingConfig,
-    )
+    from fedhen.config.runtime_settings import CheckpointConfig, FleetConfig, RuntimeConfig
+    from fedhen.config.settings import Config
+    from fedhen.config.training_settings import LocalConfig, ServerConfig, TrainingConfig
     from fedhen.config.wire_settings import WireConfig
     from fedhen.data.dataset import Data, FederatedData, arrays, from_datasets, from_table, per_device
     from fedhen.data.spec import Normalisation
@@ -68,23 +59,18 @@ _HOMES = {
     "fedhen.api.result": ("Run", "Trained", "open_run"),
     "fedhen.api.saved": ("evaluate", "load", "report"),
     "fedhen.api.training": ("resume", "rounds", "run", "train"),
+    "fedhen.config.clock_settings": ("ClockConfig",),
+    "fedhen.config.data_settings": ("DataConfig", "SplitConfig", "TaskConfig"),
+    "fedhen.config.devices_settings": ("DevicesConfig",),
+    "fedhen.config.evaluation_settings": ("EvaluationConfig", "StopConfig"),
+    "fedhen.config.model_settings": ("ModelConfig", "ObjectiveConfig"),
+    "fedhen.config.personal_settings": ("PersonalConfig",),
     "fedhen.config.privacy_settings": ("AttackConfig", "PrivacyConfig"),
     "fedhen.config.recipes": ("RECIPES",),
-    "fedhen.config.settings": (
-        *("CheckpointConfig", "Config", "DataConfig", "DevicesConfig", "EvaluationConfig", "FleetConfig"),
-        *(
-            "LocalConfig",
-            "ModelConfig",
-            "ObjectiveConfig",
-            "RuntimeConfig",
-            "ServerConfig",
-            "SplitConfig",
-            "StopConfig",
-        ),
-        *("TaskConfig", "TrainingConfig"),
-    ),
+    "fedhen.config.runtime_settings": ("CheckpointConfig", "FleetConfig", "RuntimeConfig"),
+    "fedhen.config.settings": ("Config",),
+    "fedhen.config.training_settings": ("LocalConfig", "ServerConfig", "TrainingConfig"),
     "fedhen.config.wire_settings": ("WireConfig",),
-    "fedhen.config.clock_settings": ("ClockConfig",),
     "fedhen.data.dataset": (*("Data", "FederatedData", "arrays", "from_datasets", "from_table", "per_device"),),
     "fedhen.data.spec": ("Normalisation",),
     "fedhen.deploy.cascade": ("Cascade",),
@@ -132,6 +118,7 @@ __all__ = [
     "Normalisation",
     "ObjectiveConfig",
     "Observer",
+    "PersonalConfig",
     "PrivacyConfig",
     "Regression",
     "Rounds",

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -31,6 +32,13 @@ def test_dir_lists_all_names_but_the_old_ones() -> None:
     assert {*fedhen.__all__} - {*listed} == {
         *("Data", "Trained", "UserError", "arrays", "from_datasets", "from_table", "per_device")
     }
+
+
+def test_every_section_of_the_settings_is_importable_from_fedhen() -> None:
+    for section in vars(Config()).values():
+        if is_dataclass(section):
+            assert getattr(fedhen, type(section).__name__) is type(section)
+            assert type(section).__name__ in dir(fedhen)
 
 
 def test_what_the_docs_use_is_importable_from_fedhen() -> None:

@@ -190,8 +190,8 @@ def test_ctrl_c_in_python_saves_the_last_round(where: str, tmp_path: Path) -> No
 
     resuming = False
     settings: dict[str, Any] = {**SMALL, "rounds": 6, "checkpoint": {"minutes": 60}, "accelerator": "cpu"}
-    with pytest.raises(KeyboardInterrupt), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the line that says how to resume
+    with pytest.raises(KeyboardInterrupt) as stopped, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         fedhen.train(
             family(),
             points(),
@@ -200,6 +200,9 @@ def test_ctrl_c_in_python_saves_the_last_round(where: str, tmp_path: Path) -> No
             callbacks=[stop],
             **settings,
         )
+    if where == "in a round":
+        call = f"fedhen.resume('{tmp_path / 'run'}', family=family, data=data)"
+        assert stopped.value.__notes__ == [f"fedhen: stopped after round 3; resume with: {call}"]
     with pytest.warns(UserWarning, match="models are of round 3 of 6"):
         assert fedhen.load(tmp_path / "run", "simple", family=family()).round == 3
     resuming = True

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedhen.devices.population import assign_tiers
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.wire_format import content_of
-from support.fleets import fleet_config, play_fleet, play_grid, same_models, simulate
+from support.fleets import fleet_config, fleet_run, play_fleet, play_grid, same_models, simulate
 from support.inside import InsideGrid, grid, transmit
 
 pytestmark = pytest.mark.fleet
@@ -96,9 +96,9 @@ def test_a_node_without_test_data_has_no_score(tmp_path: Path) -> None:
     app = recipe_app()
     silent = App(app.training_data, app.test_data)
     chosen = fleet_config("fedhen", "plain", "personal.name=finetune", "evaluation.own=true")
-    from fedhen.fleet.server import FleetRun, play
+    from fedhen.fleet.server import play
 
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", silent)
-    records = [step.record for step in play(inside, silent, FleetRun(chosen, tmp_path / "fleet", poll=0.0))]
+    records = [step.record for step in play(inside, silent, fleet_run(chosen, tmp_path / "fleet"))]
     assert records[-1]["own"]["personal"] == {"simple": [None] * 3, "complex": [None] * 3}
     assert records[-1]["accuracy"]

@@ -53,14 +53,18 @@ def test_a_server_without_a_whole_model_says_so(tmp_path: Path, capsys: pytest.C
     assert main(["run", "digits", "--personal=fedper", *options]) == 0
     record = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
     own = record["own"]["personal"]["complex"]
+    assert "% on the devices’ own test data, on average (devices’ own models)" in capsys.readouterr().out
+    run = fedhen.open_run(folder)
+    assert "accuracy (devices’ own)" in repr(run) and "accuracy, devices’ own" in run._repr_html_()
+    assert run.history[-1]["own personal complex accuracy"] == pytest.approx(own[0])
     assert record["accuracy"] == {"server": {t: pytest.approx(v[0]) for t, v in record["own"]["personal"].items()}}
     assert record["scored"] == "own models" and len(own) == 1 and "server" not in record["own"]
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("complex"))
-    assert line.endswith("% of their own test data (mean of the devices’ own models)")
-    assert "accuracy (own models): simple" in repr(fedhen.open_run(folder))
     assert main(["report", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "fedhen+fedper" in shown and "the server has no whole model" in shown
+    assert (
+        "Rounds to target (devices’ own models)" in shown and "server model)" not in shown and "server, " not in shown
+    )
     assert "Accuracy of devices that never trained" in shown and "personal model, mean" in shown
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert 'id="held-out"' in page and "from the worst to the best" in page

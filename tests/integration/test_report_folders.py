@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 import fedhen
 from fedhen.cli import main
+from fedhen.cli.completion import find_nodes
+from fedhen.cli.main import parser
 from fedhen.errors import FedhenError
 from fedhen.runs.folders import find_run_folders
 from support.cli import refused
@@ -61,6 +64,12 @@ def test_python_reports_what_the_command_does(runs: Path, capsys: pytest.Capture
     )
 
 
+def test_python_takes_every_option_of_the_command() -> None:
+    (report,) = (node for node in find_nodes(parser()) if node.name == "report")
+    options = {option.removeprefix("--") for option in report.options} - {"-h", "help", "target"} | {"targets", "runs"}
+    assert {*inspect.signature(fedhen.report).parameters} == options
+
+
 @pytest.mark.slow
 def test_a_report_goes_into_the_only_folder_or_into_a_new_one(runs: Path) -> None:
     fedhen.report(runs)
@@ -77,6 +86,9 @@ def test_a_report_goes_into_the_only_folder_or_into_a_new_one(runs: Path) -> Non
         ({"targets": {"simple": "best"}}, "targets is {'simple': 'best'}: give numbers by tier, like"),
         ({"targets": "best"}, "targets is 'best': give numbers by tier, like"),
         ({"targets": {"simpel": 90}}, "unknown tier 'simpel'"),
+        ({"measured": "slow:simple=310"}, "measured needs a profile"),
+        ({"measured": "slow=310", "profile": "phones"}, "write CLASS:TIER=SECONDS"),
+        ({"measured": "slov:simple=310", "profile": "phones"}, "class of profile phones 'slov': did you mean 'slow'"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(runs: Path, options: dict[str, Any], message: str) -> None:

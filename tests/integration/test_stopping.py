@@ -15,7 +15,8 @@ import torch
 import fedhen
 from fedhen.cli import main
 from fedhen.config import validation
-from fedhen.config.settings import Config, StopConfig
+from fedhen.config.evaluation_settings import StopConfig
+from fedhen.config.settings import Config
 from fedhen.data.partitions import hold_out
 from fedhen.errors import FedhenError
 from fedhen.experiment.best_models import Standing

@@ -194,7 +194,7 @@ def count_rounds(folder: Path) -> int:
 
 
 def after_some_rounds(least: int, most: int) -> Callable[[Path, random.Random], Moment]:
-    """A moment shortly after `least` to `most` further rounds are recorded."""
+    """A moment shortly after `least` to `most` further rounds are recorded, with a checkpoint to resume from."""
 
     def begin(folder: Path, rng: random.Random) -> Moment:
         # The run resumes at a checkpoint: the lines after it are removed and written again.
@@ -204,7 +204,7 @@ def after_some_rounds(least: int, most: int) -> Callable[[Path, random.Random], 
             now = count_rounds(folder)
             last[1] += max(0, now - last[0])
             last[0] = now
-            if last[1] < goal:
+            if last[1] < goal or not any(folder.glob("checkpoints/round-*.json")):
                 return False
             time.sleep(rng.uniform(0, 0.04))
             return True

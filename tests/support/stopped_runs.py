@@ -14,7 +14,8 @@ import numpy as np
 from torch import Tensor, nn
 
 import fedhen
-from fedhen.config import settings, validation
+from fedhen.config import validation
+from fedhen.config.data_settings import OWN
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Step
 from fedhen.experiment.resume import NEW_RUN, ResumePolicy
@@ -25,8 +26,8 @@ from support.families import TwoExits
 SETTINGS: dict[str, Any] = {
     "rounds": 8,
     "devices": {"number": 8, "active": 2},
-    "data": {"name": settings.OWN},
-    "model": {"family": settings.OWN},
+    "data": {"name": OWN},
+    "model": {"family": OWN},
     "training": {"lr": 0.3, "batch_size": 5, "epochs": 2},
     "evaluation": {"every": 1},
     "checkpoint": {"rounds": 1},

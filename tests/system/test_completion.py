@@ -155,6 +155,8 @@ def test_every_value_of_an_option_is_completed_or_known_to_be_free() -> None:
         "HOST:PORT",
         "CLASS:TIER=SECONDS",
         "NAME",
+        "TIME",
+        *("E", "Z", "D"),
     }
     labels = {
         place.label

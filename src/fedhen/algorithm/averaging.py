@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import ServerConfig
+from fedhen.config.training_settings import ServerConfig
 from fedhen.params import NO_ROWS, Average, TierModels, Weights
 
 

@@ -15,7 +15,7 @@ from fedhen.algorithm.gradients import FOLLOW_LOSS, Batch, Gradient, LossOf
 from fedhen.algorithm.local_variants import NO_CORRECTION, Correction
 from fedhen.algorithm.objectives import Objective
 from fedhen.algorithm.optimizers import Optimizer, make_optimizer
-from fedhen.config.settings import TrainingConfig
+from fedhen.config.training_settings import TrainingConfig
 from fedhen.hardware.precision import FULL, Precision
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from fedhen.config.settings import ObjectiveConfig
+from fedhen.config.model_settings import ObjectiveConfig
 from fedhen.errors import ConfigError
 from fedhen.tasks import Classification, Task
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedhen.config.settings import TrainingConfig
+from fedhen.config.training_settings import TrainingConfig
 from fedhen.params import Weights
 
 Kinds = Mapping[str, Callable[[Tensor], Tensor]]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedhen.config.settings import ServerConfig
+from fedhen.config.training_settings import ServerConfig
 from fedhen.params import Average, TierModels, Weights
 
 Moments = Mapping[str, Tensor]

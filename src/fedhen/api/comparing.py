@@ -13,9 +13,10 @@ from fedhen.algorithm.methods import Method
 from fedhen.algorithm.sampling import Activate
 from fedhen.api.plans import PathLike, Rounds, make_plan
 from fedhen.api.result import Run, draw
+from fedhen.config.data_settings import DataConfig
 from fedhen.config.keywords import Settings, Table
 from fedhen.config.recipes import PAPERS_METHODS
-from fedhen.config.settings import Config, DataConfig
+from fedhen.config.settings import Config
 from fedhen.data.dataset import FederatedData
 from fedhen.distributed.communicator import current_ranks
 from fedhen.errors import ConfigError

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedhen.errors import DataError, FedhenError, unknown_name
 from fedhen.reports.comparison import choose_owner, compare, lacks_test_data, rounds_done
 from fedhen.reports.costs import BYTES, ROUNDS
-from fedhen.reports.names import OWNER_LABELS
+from fedhen.reports.names import label_owner
 from fedhen.reports.targets import TierTargets
 from fedhen.runs import reader
-from fedhen.runs.layout import BEST, OWN_MODELS, reported_owner
+from fedhen.runs.device_values import average_devices
+from fedhen.runs.layout import BEST, reported_owner
 from fedhen.runs.records import MetricInfo, RoundRecord, Values
 
 if TYPE_CHECKING:
@@ -76,8 +77,9 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """A flat mapping for each round, as `pandas.DataFrame` takes it.
 
-        It has the round, the loss, the bytes and seconds of the round, and each metric by owner and tier, like `server
-        simple accuracy`. A value is None where it was not recorded.
+        It has the round, the loss, the bytes and seconds of the round, each metric by owner and tier, like `server
+        simple accuracy`, its mean over the devices' own test data, like `own personal simple accuracy`, and the ε that
+        is spent. A value is None where it was not recorded. Columns that would be empty are left out.
         """
         seconds = {timing.round: timing.total for timing in self.record.timing}
         return [
@@ -87,6 +89,8 @@ class Run:
                 "bytes": sum(count for way in each.bytes.values() for count in way.values()),
                 "seconds": seconds.get(each.round),
                 **dict(self._flatten_scores(each)),
+                **dict(self._flatten_own(each)),
+                **({"epsilon": each.epsilon} if any(r.epsilon is not None for r in self.record.rounds) else {}),
             }
             for each in self.record.rounds
         ]
@@ -97,6 +101,13 @@ class Run:
                 values = _values(record, name)
                 for owner in self.record.owners:
                     yield from ((f"{owner} {t} {name}", values.get(owner, {}).get(t)) for t in self.record.tiers)
+
+    def _flatten_own(self, record: RoundRecord) -> Iterator[tuple[str, float | None]]:
+        """Yields the means over the devices that train, each on its own test data."""
+        for owner in dict.fromkeys(owner for each in self.record.rounds for owner in each.own):
+            for tier in self.record.tiers:
+                values = record.own.get(owner, {}).get(tier, [])
+                yield f"own {owner} {tier} {self.record.metric.name}", average_devices(values)
 
     @property
     def accuracy(self) -> dict[str, dict[str, float]]:
@@ -170,22 +181,19 @@ class Run:
     def _final(self) -> tuple[MetricInfo, dict[str, dict[str, float | None]]]:
         return self.record.metric, self.metrics.get(self.record.metric.name, {})
 
-    def _name_owner(self, owner: str) -> str:
-        return OWN_MODELS if any(record.scored for record in self.record.rounds) else OWNER_LABELS[owner]
-
     def __repr__(self) -> str:
         metric, final = self._final
         parts = [self._title]
         if final:
             owner = reported_owner(final)
             scores = ", ".join(f"{tier} {metric.format(value)}" for tier, value in final[owner].items())
-            parts.append(f"{metric.name} ({self._name_owner(owner)}): {scores}")
+            parts.append(f"{metric.name} ({label_owner([self.record], owner)}): {scores}")
         return f"<Run: {'; '.join([*parts, *([str(self.folder)] if self.folder else [])])}>"
 
     def _repr_html_(self) -> str:
         """Returns a small table for notebooks."""
         metric, final = self._final
-        rows = [["tier", *(f"{metric.name}, {self._name_owner(owner)}" for owner in final)]]
+        rows = [["tier", *(f"{metric.name}, {label_owner([self.record], owner)}" for owner in final)]]
         rows += [[tier, *(metric.format(final[owner][tier]) for owner in final)] for tier in self.record.tiers]
         place = f"<p><code>{escape(str(self.folder))}</code></p>" if self.folder else ""
         head, *body = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)

@@ -29,7 +29,7 @@ from fedhen.models.image_layout import apply_image_layout
 from fedhen.models.loaded_model import LoadedModel
 from fedhen.models.model_files import build_ready_module
 from fedhen.models.registry import make_family
-from fedhen.profiles.reading import read_profile
+from fedhen.profiles.reading import parse_measured, read_profile, take_measured
 from fedhen.reports import AUTO, report_folders
 from fedhen.reports.targets import RequestedTargets
 from fedhen.runs.layout import MODEL_OWNERS
@@ -150,6 +150,7 @@ def report(
     of: str | None = None,
     rounds: int | None = None,
     profile: PathLike | None = None,
+    measured: str | None = None,
 ) -> str:
     """Writes tables, curves and a page about runs. Returns the tables as text.
 
@@ -161,14 +162,21 @@ def report(
         of: Whose models: "devices" for the average of all devices, the default if all runs keep it, or "server".
         rounds: Use only the first rounds of each run.
         profile: Add hours and joules by a profile of devices: "phones", "mixed", "sensors", or a file ending in .toml.
+        measured: The seconds that a device of a class of the profile needs to train a tier's model for one round, like
+            "slow:simple=310". All speeds of the profile are scaled to fit.
     """
+    if measured is not None and profile is None:
+        raise ConfigError("measured needs a profile")
+    found = read_profile(os.fspath(profile)) if profile is not None else None
+    if found is not None and measured is not None:
+        found = take_measured(found, parse_measured(measured))
     return report_folders(
         [Path(run) for run in runs],
         Path(out) if out is not None else None,
         targets=_read_targets(targets),
         owner=of,
         rounds=rounds,
-        profile=read_profile(os.fspath(profile)) if profile is not None else None,
+        profile=found,
         skip=partial(warnings.warn, stacklevel=3),
     ).text
 

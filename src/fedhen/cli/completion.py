@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
-from fedhen.cli.options import LOCALS
+from fedhen.cli.options import LOCALS, PERSONALS
 from fedhen.cli.training import METHODS
 from fedhen.config.recipes import RECIPES
 from fedhen.config.validation import list_settings
@@ -27,6 +27,7 @@ WORDS = {
     "M": METHODS,
     "M,M": METHODS,
     "L": LOCALS,
+    "P": PERSONALS,
     "TASK": ("classification", "multi-label", "regression", "language-modelling", "segmentation"),
     "PROFILE": tuple(list_shipped()),
     "KEY=VALUE": tuple(f"{key}=" for key, _ in list_settings()),

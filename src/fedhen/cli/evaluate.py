@@ -11,7 +11,7 @@ from fedhen.cli.exit_study import show_exits
 from fedhen.cli.options import add_data_dir
 from fedhen.cli.user_files import add_own_parts_again, check_again, load_own_parts
 from fedhen.config import toml
-from fedhen.config.settings import ACCELERATORS
+from fedhen.config.runtime_settings import ACCELERATORS
 from fedhen.errors import FedhenError
 from fedhen.runs.folders import find_config, find_run_folders
 from fedhen.runs.layout import MODEL_OWNERS, MOMENTS

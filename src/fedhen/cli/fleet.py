@@ -21,7 +21,8 @@ from fedhen.cli.options import (
     config_from_options,
 )
 from fedhen.cli.training import METHODS_HELP, describe_result, name_run, read_planned_config
-from fedhen.config.settings import OWN, Config
+from fedhen.config.data_settings import OWN
+from fedhen.config.settings import Config
 from fedhen.config.toml import read_toml
 from fedhen.errors import ConfigError, FedhenError, FleetError
 from fedhen.interrupts import RunStopped, stop_on_first_signal

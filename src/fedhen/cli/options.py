@@ -14,7 +14,9 @@ from fedhen.cli.user_files import add_own_parts, find_files, find_reference, nam
 from fedhen.config import toml
 from fedhen.config.personal_settings import PersonalConfig
 from fedhen.config.recipes import RECIPES, load_recipe, take_data
-from fedhen.config.settings import ACCELERATORS, Config, LocalConfig
+from fedhen.config.runtime_settings import ACCELERATORS
+from fedhen.config.settings import Config
+from fedhen.config.training_settings import LocalConfig
 from fedhen.config.validation import from_mapping, type_hints
 from fedhen.errors import ConfigError, unknown_name
 from fedhen.tracking.trackers import TRACKERS

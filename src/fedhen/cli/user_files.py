@@ -6,7 +6,8 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedhen.config.settings import OWN, Config
+from fedhen.config.data_settings import OWN
+from fedhen.config.settings import Config
 from fedhen.config.toml import parse_value
 from fedhen.config.validation import are_counts, from_mapping
 from fedhen.errors import ConfigError
@@ -53,7 +54,7 @@ def find_files(options: argparse.Namespace) -> PythonFiles:
 
 
 def load_own_parts(options: argparse.Namespace) -> OwnParts:
-    """Returns the family, the data and the task that the options name, made once for each command."""
+    """Returns the family, the data and the task that the options name, and the secret, made once for each command."""
     from fedhen.data.dataset import Data
     from fedhen.experiment.build import OwnParts
     from fedhen.models.family import Family
@@ -65,6 +66,7 @@ def load_own_parts(options: argparse.Namespace) -> OwnParts:
             family=files.make(named["family"], "family", Family) if named["family"] else None,
             data=files.make(named["data"], "data", Data) if named["data"] else None,
             task=files.make(named["task"], "task", Task) if named["task"] else None,
+            secret=getattr(options, "secret", b""),
         )
     parts: OwnParts = options.own_parts
     return parts
@@ -90,7 +92,7 @@ def name_own_parts(config: Config, options: argparse.Namespace) -> Config:
     if name := find_reference(options, "data"):
         config = replace(config, data=replace(config.data, name=resolve_reference(name)))
     if name := find_reference(options, "task"):
-        from fedhen.config.settings import OWN
+        from fedhen.config.data_settings import OWN
         from fedhen.tasks.registry import describe_task
 
         task = load_own_parts(options).task
@@ -121,9 +123,12 @@ def check_again(options: argparse.Namespace, config: Config) -> None:
     """Refuses options that are not the run's own: --data that is a path, a family or a task that it does not name."""
     for part, named in (("family", config.model.family), ("task", config.task.name)):
         given = getattr(options, part)
-        if given is not None and (resolve_reference(given) if is_reference(given) else given) != named:
+        if given is None or (named == OWN and is_reference(given)):
+            # What was passed from Python has no name, so that any file may define it.
+            continue
+        if (resolve_reference(given) if is_reference(given) else given) != named:
             if named == OWN:
-                raise ConfigError(f"--{part} {given}: the run's {part} was passed from Python: do this from Python too")
+                raise ConfigError(f"--{part} {given}: the run's {part} was passed from Python: name it as FILE.py:NAME")
             raise ConfigError(f"--{part} {given}: the run's {part} is {named}")
     if options.data is not None and not is_reference(options.data):
         raise ConfigError(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from fedhen.config.devices_settings import DevicesConfig
 from fedhen.config.setting import setting
 from fedhen.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedhen.config.settings import DevicesConfig
 
 BY_TIME = ("oort", "deadline")
 """The samplings that look at how long devices take."""

@@ -7,23 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from fedhen.config.clock_settings import ClockConfig
+from fedhen.config.data_settings import DataConfig, SplitConfig
+from fedhen.config.devices_settings import DevicesConfig
+from fedhen.config.evaluation_settings import EvaluationConfig, StopConfig
+from fedhen.config.model_settings import ModelConfig, ObjectiveConfig
 from fedhen.config.personal_settings import PersonalConfig
 from fedhen.config.privacy_settings import AttackConfig, PrivacyConfig
-from fedhen.config.settings import (
-    CheckpointConfig,
-    DataConfig,
-    DevicesConfig,
-    EvaluationConfig,
-    FleetConfig,
-    LocalConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    RuntimeConfig,
-    ServerConfig,
-    SplitConfig,
-    StopConfig,
-    TrainingConfig,
-)
+from fedhen.config.runtime_settings import CheckpointConfig, FleetConfig, RuntimeConfig
+from fedhen.config.training_settings import LocalConfig, ServerConfig, TrainingConfig
 from fedhen.config.wire_settings import WireConfig
 
 Table = Mapping[str, Any]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from fedhen.config.training_settings import LocalConfig, ServerConfig, TrainingConfig
 from fedhen.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedhen.config.settings import LocalConfig, ServerConfig, TrainingConfig
 
 TRAINING = {
     "sgd": ("momentum",),

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from fedhen.config import toml
+from fedhen.config.data_settings import DataConfig, SplitConfig, TaskConfig
+from fedhen.config.devices_settings import DevicesConfig
+from fedhen.config.evaluation_settings import EvaluationConfig
+from fedhen.config.model_settings import ModelConfig
 from fedhen.config.privacy_settings import PrivacyConfig
-from fedhen.config.settings import (
-    Config,
-    DataConfig,
-    DevicesConfig,
-    EvaluationConfig,
-    ModelConfig,
-    SplitConfig,
-    TaskConfig,
-    TrainingConfig,
-)
+from fedhen.config.settings import Config
+from fedhen.config.training_settings import TrainingConfig
 from fedhen.errors import unknown_name
 
 PAPERS_METHODS = ("fedhen", "noside", "decouple")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fedhen.config.setting import setting
+from fedhen.config.training_settings import LocalConfig
 from fedhen.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedhen.config.settings import LocalConfig
 
 KEEP = 0.1
 WITH_MEMORY = ("scaffold", "feddyn")

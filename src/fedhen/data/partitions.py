@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedhen import seeds
-from fedhen.config.settings import SplitConfig
+from fedhen.config.data_settings import SplitConfig
 from fedhen.data.dataset import Data, Index
 from fedhen.data.inputs import take
 from fedhen.errors import DataError

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedhen import seeds
-from fedhen.config.settings import OWN, DataConfig
+from fedhen.config.data_settings import OWN, DataConfig
 from fedhen.data import cifar, tables
 from fedhen.data.columns import SUFFIXES
 from fedhen.data.dataset import Data
@@ -41,7 +41,9 @@ def load_data(config: DataConfig, root: Path, seed: int = 0) -> Data:
     """Returns the data set that a configuration names; downloaded data sets are read from `root`."""
     name = config.name
     if name == OWN:
-        raise DataError("the data of this run was passed from Python: pass it again from Python, as data=...")
+        raise DataError(
+            "the data of this run was passed from Python: pass it again as data=..., or with --data FILE.py:NAME"
+        )
     refuse_reference(name, "data")
     if name == DIGITS:
         data = load_digits()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhen.config.settings import RuntimeConfig
+from fedhen.config.runtime_settings import RuntimeConfig
 from fedhen.errors import ConfigError, FedhenError
 from fedhen.hardware.memory import free_memory
 from fedhen.params import Weights, pack, unpack

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedhen.algorithm.personal import Personal
 from fedhen.algorithm.rounds import Devices
-from fedhen.config.settings import TrainingConfig
+from fedhen.config.training_settings import TrainingConfig
 from fedhen.devices.population import Population
 from fedhen.distributed.communicator import Ranks
 from fedhen.engines.coded import CodedDevices

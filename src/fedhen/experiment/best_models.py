@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedhen.config.settings import StopConfig
+from fedhen.config.evaluation_settings import StopConfig
 from fedhen.experiment.stopping import find_reason
 from fedhen.fileio import untrusted
 from fedhen.params import TierModels, Weights

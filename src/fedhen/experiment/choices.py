@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedhen.algorithm.methods import Method, load_method
+from fedhen.config.data_settings import OWN
+from fedhen.config.devices_settings import DevicesConfig
 from fedhen.config.personal_settings import SETTINGS
 from fedhen.config.recipes import RECIPES, read_recipe_file
-from fedhen.config.settings import OWN, Config, DevicesConfig
+from fedhen.config.settings import Config
 from fedhen.config.validation import are_counts, from_mapping
 from fedhen.devices.clock import name_profile
 from fedhen.errors import ConfigError

@@ -9,7 +9,7 @@ import numpy
 import safetensors
 import torch
 
-from fedhen.config.settings import RuntimeConfig
+from fedhen.config.runtime_settings import RuntimeConfig
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.hardware.threads import threads_per_worker, usable_cores, worker_count
 from fedhen.version import VERSION

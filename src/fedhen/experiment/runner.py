@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedhen.config.data_settings import OWN
+from fedhen.config.settings import Config
 from fedhen.devices.workload import measure_workload
 from fedhen.experiment import checkpoint_files, checkpoint_state, provenance
 from fedhen.experiment.experiment import Experiment, Step
@@ -22,6 +23,7 @@ from fedhen.experiment.summary import Outcome, make_summary
 from fedhen.fileio.background import BackgroundTask
 from fedhen.interrupts import RoundAbandoned, RunStopped, StopNow, StopRequest
 from fedhen.runs.layout import FLEET, PRIVATE, resume_command
+from fedhen.runs.private import write_spent
 from fedhen.runs.writer import RunWriter, explain_write_errors, write_device_errors
 
 
@@ -45,6 +47,7 @@ def play_run(
         if plan["saved"] is not None:
             experiment.reached = set(plan["reached"])
             experiment.restore(checkpoint_state.restore_state(beginning.saved, plan["saved"], experiment.state()))
+        experiment.mechanism.recall(plan["spent"])
         keeper = RunKeeper(folder, experiment, beginning, held.enter_context(BackgroundTask()))
         if not ranks.rank:
             held.enter_context(explain_write_errors(folder))
@@ -69,11 +72,12 @@ def _play_rounds(keeper: RunKeeper, stop: StopRequest) -> Iterator[Step]:
             raise RunStopped(stop.signal, keeper.stop_message(), abandoned=True) from None
         except StopNow:
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             # From Python, where nothing holds Ctrl-C back until the end of the round.
             if ranks.number == 1:
                 keeper.roll_back()
-                print(f"fedhen: {keeper.stop_message()}", file=sys.stderr)
+                # Below the traceback, where it is seen.
+                error.add_note(f"fedhen: {keeper.stop_message(resume_call(keeper.experiment.config, keeper.folder))}")
             raise
         if step is None:
             return
@@ -84,6 +88,13 @@ def _play_rounds(keeper: RunKeeper, stop: StopRequest) -> Iterator[Step]:
         if number and not last:
             keeper.save_last_round()
             raise RunStopped(number, keeper.stop_message())
+
+
+def resume_call(config: Config, folder: Path) -> str:
+    """Returns the call that resumes a run from Python."""
+    named = {"family": config.model.family, "data": config.data.name, "task": config.task.name}
+    again = [f"{part}={part}" for part, name in named.items() if name == OWN]
+    return f"fedhen.resume({', '.join([repr(str(folder)), *again])})"
 
 
 @dataclass
@@ -111,6 +122,8 @@ class RunKeeper:
     def commit(self, step: Step, now: bool) -> Step:
         """Writes the record of a complete round, then the checkpoint if it is due, then the timing."""
         if self.recorder is not None:
+            if step.spent:
+                write_spent(self.folder, step.spent)
             self.recorder.write_private(step.private)
             errors = self.folder / PRIVATE if step.private else self.folder
             write_device_errors(errors, step.record["round"], step.failed)
@@ -180,9 +193,9 @@ class RunKeeper:
             self.save()
         self.background.end(slow)
 
-    def stop_message(self) -> str:
-        """Returns what is saved and how to resume."""
-        done, resume = f"stopped after round {self.whole.played}", f"resume with: {resume_command(self.folder)}"
+    def stop_message(self, how: str = "") -> str:
+        """Returns what is saved and how to resume, by default with a command."""
+        done, resume = f"stopped after round {self.whole.played}", f"resume with: {how or resume_command(self.folder)}"
         if self.saved_round == self.whole.played:
             return f"{done}; {resume}"
         if self.saved_round:
@@ -204,6 +217,7 @@ class RunKeeper:
                 time.perf_counter() - self.began,
                 self.describe_stop(),
                 (self.folder / FLEET).is_file(),
+                experiment.mechanism.spent,
             )
             self.recorder.finish(make_summary(experiment.config, experiment.metrics, self.records, outcome))
             checkpoint_files.keep_newest(self.folder / checkpoint_files.FOLDER, 1)

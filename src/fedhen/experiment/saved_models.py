@@ -214,7 +214,8 @@ class CheckpointModels:
                         raise DamagedCheckpoint("the model of a device has another shape")
                     yield row
 
-        return average_rows(initial, rows(), self.config.training_sizes()[tier])
+        held_out = self.config.tier_sizes()[tier] - self.config.training_sizes()[tier]
+        return average_rows(initial, rows(), tier_of.count(tier) - held_out)
 
 
 def save_start(place: Path, initial: TierModels, about: Mapping[str, Mapping[str, Any]]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedhen.config.settings import Config, StopConfig
+from fedhen.config.evaluation_settings import StopConfig
+from fedhen.config.settings import Config
 from fedhen.runs.records import MetricInfo
 
 FINISHED_BY_HAND = "finished by hand"

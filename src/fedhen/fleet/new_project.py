@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhen.config.data_settings import OWN
 from fedhen.config.recipes import make_recipe_name
-from fedhen.config.settings import OWN, Config
+from fedhen.config.settings import Config
 from fedhen.data import sources
 from fedhen.data.inputs import Inputs
 from fedhen.data.partitions import deal

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from fedhen.config.settings import ACCELERATORS
+from fedhen.config.runtime_settings import ACCELERATORS
 from fedhen.distributed.communicator import read_launcher
 from fedhen.errors import ConfigError, unknown_name
 

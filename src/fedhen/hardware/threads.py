@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fedhen.config.settings import RuntimeConfig
+from fedhen.config.runtime_settings import RuntimeConfig
 
 CGROUPS = Path("/sys/fs/cgroup")
 

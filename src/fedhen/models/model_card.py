@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedhen.config.settings import OWN, Config
+from fedhen.config.data_settings import OWN
+from fedhen.config.settings import Config
 from fedhen.config.validation import from_mapping
 from fedhen.data.spec import DataSpec, read_data_spec
 from fedhen.fileio import untrusted

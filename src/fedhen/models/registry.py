@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedhen.config.settings import OWN, Config
+from fedhen.config.data_settings import OWN
+from fedhen.config.settings import Config
 from fedhen.errors import ConfigError, unknown_name
 from fedhen.fileio.python_files import refuse_reference
 from fedhen.models.family import Family
@@ -17,7 +18,8 @@ def make_family(config: Config, inputs: tuple[int, ...], classes: int) -> Family
     model = config.model
     if model.family == OWN:
         raise ConfigError(
-            "the model family of this run was passed from Python: pass it again from Python, as family=..."
+            "the model family of this run was passed from Python: pass it again as family=..., or with "
+            "--family FILE.py:NAME"
         )
     refuse_reference(model.family, "family")
     if model.family not in FAMILIES:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedhen.algorithm.averaging import Averaging, ByHolder, Contribution
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import ServerConfig
+from fedhen.config.training_settings import ServerConfig
 from fedhen.distributed.communicator import ALONE, Ranks
 from fedhen.params import Average, TierModels, Weights, overlay
 from fedhen.privacy.clipping import compute_norm, find_change, shorten

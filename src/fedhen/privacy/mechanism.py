@@ -8,7 +8,7 @@ from typing import Any
 
 from fedhen.algorithm.averaging import Averaging, ByHolder
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import ServerConfig
+from fedhen.config.training_settings import ServerConfig
 from fedhen.params import TierModels
 from fedhen.privacy.ledger import Ledger
 
@@ -34,6 +34,14 @@ class Mechanism:
         """Why no further round may be played, or "" if it may."""
         return ""
 
+    @property
+    def spent(self) -> Sequence[int]:
+        """What must be on the disk before anybody sees the last round; empty if it follows from the records."""
+        return ()
+
     def restore(self, ledger: Ledger) -> None:
         """Continues from the ledger of a checkpoint."""
         self.ledger = ledger
+
+    def recall(self, spent: Sequence[int]) -> None:
+        """Takes account of what `spent` said last, before the run was interrupted."""

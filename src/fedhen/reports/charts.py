@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedhen.reports.comparison import Comparison, is_evaluated
 from fedhen.reports.costs import Measure
 from fedhen.reports.curves import BAND, average_curves, choose_looks
-from fedhen.reports.names import OWNER_NAMES, capitalise
+from fedhen.reports.names import capitalise, name_owner
 from fedhen.reports.outcome import choose_format
 from fedhen.reports.plots import Curve, Level, Plot
 from fedhen.reports.rendering import Group, Table
@@ -39,7 +39,9 @@ class Chart:
         seeds = f" {BAND.capitalize()}." if self.comparison.several_seeds else ""
         metric = self.comparison.metric
         lower = "" if metric.higher_is_better else " Lower is better."
-        return f"Test {metric.title} of the {OWNER_NAMES[self.owner]}.{lower}{seeds} Dotted: targets."
+        return (
+            f"Test {metric.title} of the {name_owner(self.comparison.runs, self.owner)}.{lower}{seeds} Dotted: targets."
+        )
 
     @cached_property
     def plots(self) -> tuple[Plot, ...]:
@@ -80,7 +82,7 @@ class Chart:
         metric = self.comparison.metric
         unit = f", {metric.unit}" if metric.unit else ""
         lower = "" if metric.higher_is_better else "; lower is better"
-        return f"test {metric.title}{unit} ({OWNER_NAMES[self.owner]}){lower}"
+        return f"test {metric.title}{unit} ({name_owner(self.comparison.runs, self.owner)}){lower}"
 
     def _excuse(self, tier: str) -> str:
         """Returns why the plot of a tier has no curve."""

@@ -193,7 +193,6 @@ def list_warnings(comparison: Comparison) -> list[str]:
         *_explain_stops(runs),
         *_warn_of_unfinished(runs),
         *_warn_of_missing_average(runs),
-        *explain_own_models(runs),
         *_explain_variants(comparison),
         *_warn_of_differences(comparison),
     ]
@@ -233,23 +232,12 @@ def _warn_of_unfinished(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _warn_of_missing_average(runs: Sequence[Run]) -> Iterator[str]:
-    without = [run.label for run in runs if MODEL_OWNERS[0] not in run.owners]
+    without = [run.label for run in runs if MODEL_OWNERS[0] not in run.owners and not run.scores_own_models]
     if without:
         yield (
             f"No average of all devices, which the paper reports, was kept by {'; '.join(without)}: "
             "the server’s models are compared."
         )
-
-
-def explain_own_models(runs: Sequence[Run]) -> list[str]:
-    """Explains the server's scores of runs in which they are those of the devices' own models."""
-    names = sorted({run.method for run in runs if any(record.scored for record in run.rounds)})
-    if not names:
-        return []
-    return [
-        f"{', '.join(names)}: a part of the models never leaves the devices, and the server has no whole model; its "
-        "scores are the means of the devices’ own models, each on its own test data."
-    ]
 
 
 def _explain_variants(comparison: Comparison) -> Iterator[str]:

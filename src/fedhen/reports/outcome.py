@@ -10,7 +10,7 @@ from typing import Literal
 
 from fedhen.reports.comparison import Comparison, choose_owner, rounds_done
 from fedhen.reports.costs import BYTES, Format, format_spread
-from fedhen.reports.names import OWNER_LABELS, SEEDS, capitalise
+from fedhen.reports.names import OWNER_LABELS, SEEDS, capitalise, label_owner
 from fedhen.reports.rendering import Group, Table
 from fedhen.runs.reader import Run
 from fedhen.runs.records import MetricInfo, Values
@@ -24,6 +24,10 @@ SCORES = (
     "averages the last model of every device of the tier, active or not: it is steadier, and what the paper reports. "
     "“Server” is the model that the server holds, made of the devices active in the round. "
 )
+OWN_SCORES = (
+    "{metric} of the devices’ own models, each on its own test data, on average: after the last evaluated round "
+    "(final) and at its {best} (best).{others} "
+)
 OTHERS = " Further metrics are those of the last evaluated round."
 DEVICES = "A device is dropped from a round if its weights are not finite, and fails if its training raises an error."
 
@@ -36,7 +40,8 @@ def make_outcome_table(comparison: Comparison) -> Table:
     ]
     groups.append(Group("run", _make_rows(comparison, _list_effort(comparison))))
     metric, scored = comparison.metric, comparison.has_scores
-    meaning = SCORES.format(
+    own = all(run.scores_own_models for run in comparison.runs)
+    meaning = (OWN_SCORES if own else SCORES).format(
         metric=capitalise(metric.title),
         best="highest" if metric.higher_is_better else "lowest",
         others=OTHERS if comparison.other_metrics else "",
@@ -59,17 +64,17 @@ def _list_scores(comparison: Comparison, tier: str) -> Iterator[Row]:
     """Yields the rows of a tier's metrics, the primary one first; none if the runs have no scores."""
     if not comparison.has_scores:
         return
-    metric = comparison.metric
+    metric, label = comparison.metric, partial(label_owner, comparison.runs)
     owners = [owner for owner in OWNER_LABELS if any(owner in run.owners for run in comparison.runs)]
     for owner in owners:
-        yield f"{OWNER_LABELS[owner]}, final{_unit(metric)}", _final(metric, tier, owner)
-        yield f"{OWNER_LABELS[owner]}, best{_unit(metric)}", _best(metric, tier, owner)
+        yield f"{label(owner)}, final{_unit(metric)}", _final(metric, tier, owner)
+        yield f"{label(owner)}, best{_unit(metric)}", _best(metric, tier, owner)
     if any(record.ensemble for run in comparison.runs for record in run.rounds):
         owner = choose_owner(comparison.runs, None)
-        yield f"{OWNER_LABELS[owner]}, exits together, final{_unit(metric)}", _together(metric, tier, owner)
+        yield f"{label(owner)}, exits together, final{_unit(metric)}", _together(metric, tier, owner)
     for other in comparison.other_metrics:
         for owner in owners:
-            yield f"{OWNER_LABELS[owner]}, {other.title}, final{_unit(other)}", _final(other, tier, owner)
+            yield f"{label(owner)}, {other.title}, final{_unit(other)}", _final(other, tier, owner)
 
 
 def _unit(metric: MetricInfo) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedhen.reports.comparison import Comparison, explain_own_models
+from fedhen.reports.comparison import Comparison
 from fedhen.reports.curves import Line, choose_looks
 from fedhen.reports.names import SEEDS, capitalise
 from fedhen.reports.outcome import choose_format
@@ -47,6 +47,17 @@ def last_values(run: Run, held_out: bool = False) -> DeviceValues:
     return found
 
 
+def describe_scored(runs: Sequence[Run]) -> str:
+    """Returns a line on runs whose server's scores are those of the devices' own models; "" if there are none."""
+    names = sorted({run.method for run in runs if run.scores_own_models})
+    if not names:
+        return ""
+    return (
+        f"{', '.join(names)}: a part of the models never leaves the devices, and the server has no whole model; its "
+        "scores are the means of the devices’ own models, each on its own test data."
+    )
+
+
 def make_own_tables(comparison: Comparison) -> list[Table]:
     """Makes tables of the spread over devices: of those that trained, and of those that did not, if there are any."""
     tables = [_make_table(comparison, "own-data", OWN_TITLE, MEANING)]
@@ -61,7 +72,7 @@ def _make_table(comparison: Comparison, name: str, title: str, meaning: str) -> 
     groups = [
         Group(f"{tier} devices", tuple(_list_rows(comparison, tier, name == HELD_OUT))) for tier in comparison.tiers
     ]
-    notes = [f"{SEEDS}."] * comparison.several_seeds + explain_own_models(comparison.runs)
+    notes = [f"{SEEDS}."] * comparison.several_seeds + [note for note in [describe_scored(comparison.runs)] if note]
     return Table(
         name=name,
         title=title.format(metric=metric),

@@ -17,7 +17,7 @@ from fedhen.reports.costs import (
     measure_cost,
 )
 from fedhen.reports.early_exits import EarlyExits
-from fedhen.reports.names import GAIN, LOWER_BOUND, OWNER_NAMES, SEEDS_TO_TARGET, capitalise
+from fedhen.reports.names import GAIN, LOWER_BOUND, SEEDS_TO_TARGET, capitalise, name_owner
 from fedhen.reports.outcome import make_outcome_table
 from fedhen.reports.own_data import has_own_values, make_own_tables
 from fedhen.reports.participation import make_participation_table
@@ -52,7 +52,7 @@ def make_cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], 
         groups.append(Group(f"{tier} model", rows))
     return Table(
         name=measure.table,
-        title=f"{capitalise(measure.noun)} to target ({OWNER_NAMES[owner]})",
+        title=f"{capitalise(measure.noun)} to target ({name_owner(comparison.runs, owner)})",
         columns=(capitalise(comparison.metric.title), *map(comparison.heading, comparison.methods), *gains),
         groups=tuple(groups),
         meaning=_cost_meaning(comparison, measure),

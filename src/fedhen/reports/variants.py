@@ -85,4 +85,4 @@ def format_value(value: Any) -> str:
     """Writes a setting's value for a table."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}={format_value(each)}" for name, each in value.items()) + "}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'

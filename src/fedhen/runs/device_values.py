@@ -26,6 +26,12 @@ class Spread:
     """The share of devices whose server model is better; None for the server's models themselves."""
 
 
+def average_devices(values: Sequence[float | None]) -> float | None:
+    """Returns the mean over the devices that have a value; None if there are none."""
+    found = [value for value in values if value is not None]
+    return fmean(found) if found else None
+
+
 def describe_spread(
     values: Sequence[float | None], metric: MetricInfo, server: Sequence[float | None] = ()
 ) -> Spread | None:

@@ -114,6 +114,11 @@ class Run:
         return MODEL_OWNERS if self.settings.evaluation.devices else MODEL_OWNERS[1:]
 
     @cached_property
+    def scores_own_models(self) -> bool:
+        """Whether the server has no whole model, so that its scores are the means of the devices' own models."""
+        return any(record.scored for record in self.rounds)
+
+    @cached_property
     def metrics(self) -> tuple[MetricInfo, ...]:
         """The metrics that are recorded, the primary one first."""
         if self.summary is not None and self.summary.metrics:

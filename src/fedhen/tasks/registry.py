@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedhen.config.settings import OWN, Config, TaskConfig
+from fedhen.config.data_settings import OWN, TaskConfig
+from fedhen.config.settings import Config
 from fedhen.config.validation import from_mapping
 from fedhen.errors import ConfigError, unknown_name
 from fedhen.fileio.python_files import refuse_reference
@@ -32,7 +33,9 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
 def make_task(config: TaskConfig) -> Task:
     """Returns the task that a configuration names."""
     if config.name == OWN:
-        raise ConfigError("the task of this run was passed from Python: pass it again from Python, as task=...")
+        raise ConfigError(
+            "the task of this run was passed from Python: pass it again as task=..., or with --task FILE.py:NAME"
+        )
     refuse_reference(config.name, "task")
     if config.name not in TASKS:
         raise unknown_name("task", config.name, TASKS)

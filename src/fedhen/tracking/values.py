@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fedhen.runs.device_values import average_devices
 from fedhen.runs.records import ACCURACY
 
 
@@ -26,9 +27,12 @@ class RoundValues:
 
 
 def _find_scores(record: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
-    """Yields metric/owner/tier, as accuracy/server/simple, and distance/tier."""
+    """Yields metric/owner/tier, as accuracy/server/simple, the means of own/owner/tier, and distance/tier."""
     scores = {name: record.get(name, {}) for name in (ACCURACY.name, "ensemble", "validation")}
     for metric, owners in {**scores, **record.get("metrics", {})}.items():
         for owner, tiers in owners.items():
             yield from ((f"{metric}/{owner}/{tier}", value) for tier, value in tiers.items())
+    for key in ("own", "held_out"):
+        for owner, tiers in record.get(key, {}).items():
+            yield from ((f"{key}/{owner}/{tier}", average_devices(each)) for tier, each in tiers.items())
     yield from ((f"distance/{tier}", value) for tier, value in (record.get("distance") or {}).items())

@@ -10,7 +10,7 @@ import torch
 
 from fedhen.algorithm.local_training import LocalProblem, clip_gradients, train_locally
 from fedhen.algorithm.objectives import last_exit, sum_of_exits
-from fedhen.config.settings import TrainingConfig
+from fedhen.config.training_settings import TrainingConfig
 from fedhen.models.family import weights_of
 from support.families import TwoExits, two_exits
 

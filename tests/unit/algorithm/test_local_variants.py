@@ -19,7 +19,7 @@ from fedhen.algorithm.merging import Memories, keep_tiers_apart, share_common_we
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Update
 from fedhen.config import validation
-from fedhen.config.settings import TrainingConfig
+from fedhen.config.training_settings import TrainingConfig
 from fedhen.data.dataset import Data
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment

@@ -9,7 +9,7 @@ import torch
 from fedhen.algorithm.local_variants import feddyn, scaffold
 from fedhen.algorithm.merging import Memories, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.sampling import make_sampler, replace_absent
-from fedhen.config.settings import DevicesConfig
+from fedhen.config.devices_settings import DevicesConfig
 from fedhen.experiment.reported_models import AllDevicesAverage
 
 EXAMPLES = {"simple": [10, 30], "complex": [20, 5, 15]}

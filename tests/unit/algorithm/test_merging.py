@@ -11,7 +11,7 @@ from fedhen.algorithm import merging
 from fedhen.algorithm.averaging import ByHolder
 from fedhen.algorithm.merging import Pools, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import ServerConfig
+from fedhen.config.training_settings import ServerConfig
 from fedhen.experiment.reported_models import AllDevicesAverage
 from fedhen.params import TierModels, Weights, is_finite
 

@@ -20,8 +20,8 @@ from fedhen.algorithm.objectives import sum_of_exits
 from fedhen.algorithm.sampling import make_sampler
 from fedhen.cli import main
 from fedhen.config import toml, validation
+from fedhen.config.devices_settings import DevicesConfig
 from fedhen.config.recipes import load_recipe
-from fedhen.config.settings import DevicesConfig
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
 from fedhen.models.preact_resnet import Shape, preact_resnet
@@ -147,7 +147,7 @@ def test_a_width_nest_is_averaged_element_by_element() -> None:
     """Device 0 holds the upper row of a 2×2 weight, device 1 all of it: (2 + 6) / 2, (4 + 8) / 2, the rest as sent."""
     from fedhen.algorithm.merging import merge, share_common_weights
     from fedhen.algorithm.updates import Update
-    from fedhen.config.settings import ServerConfig
+    from fedhen.config.training_settings import ServerConfig
 
     whole = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
     server = {"half": {"w": whole[:1]}, "full": {"w": whole}}

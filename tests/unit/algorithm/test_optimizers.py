@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedhen.algorithm.optimizers import kept_state_like, make_optimizer
-from fedhen.config.settings import TrainingConfig
+from fedhen.config.training_settings import TrainingConfig
 from fedhen.params import Weights, pack, unpack
 
 SHAPES = {"a": (7, 5), "b": (3,), "c": (4, 3, 3, 3), "never": (2, 2), "late": (5,)}

@@ -17,7 +17,8 @@ from fedhen.algorithm.methods import FEDHEN
 from fedhen.algorithm.rounds import Devices, Rules, Sent, play_rounds
 from fedhen.algorithm.sampling import make_sampler
 from fedhen.algorithm.updates import Reply
-from fedhen.config.settings import DevicesConfig, ServerConfig
+from fedhen.config.devices_settings import DevicesConfig
+from fedhen.config.training_settings import ServerConfig
 from fedhen.data.dataset import Data
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.runner import play_run

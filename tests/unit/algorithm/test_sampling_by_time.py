@@ -11,7 +11,7 @@ import pytest
 from fedhen.algorithm.oort import Notes, Oort, exploration, parse_notes
 from fedhen.algorithm.sampling import make_sampler
 from fedhen.algorithm.timetable import Timetable
-from fedhen.config.settings import DevicesConfig
+from fedhen.config.devices_settings import DevicesConfig
 
 ALL = range(5)
 

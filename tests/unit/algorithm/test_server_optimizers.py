@@ -13,7 +13,7 @@ from fedhen.algorithm.averaging import ByHolder
 from fedhen.algorithm.merging import Merged, Pools, keep_tiers_apart, share_common_weights
 from fedhen.algorithm.server_optimizers import make_server_optimizer
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import ServerConfig
+from fedhen.config.training_settings import ServerConfig
 from fedhen.params import TierModels
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhen.config.settings import SplitConfig
+from fedhen.config.data_settings import SplitConfig
 from fedhen.data.dataset import FederatedData
 from fedhen.data.partitions import deal, deal_tests
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedhen
-from fedhen.config.settings import DataConfig
+from fedhen.config.data_settings import DataConfig
 from fedhen.data.dataset import Data
 from fedhen.data.digests import name_data_set
 from fedhen.data.sources import load_data

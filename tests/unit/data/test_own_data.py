@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedhen.config.settings import DataConfig
+from fedhen.config.data_settings import DataConfig
 from fedhen.data.npz import ARRAYS
 from fedhen.data.pixels import IMAGES_AT_ONCE
 from fedhen.data.sources import load_data, read_own_data

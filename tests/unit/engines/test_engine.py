@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedhen.algorithm.personal import make_personal
-from fedhen.config.settings import Config, TrainingConfig
+from fedhen.config.settings import Config
+from fedhen.config.training_settings import TrainingConfig
 from fedhen.config.validation import from_mapping
 from fedhen.engines.engine import has_triton, why_no_kernels
 

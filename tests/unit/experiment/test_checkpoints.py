@@ -20,7 +20,8 @@ import torch
 import fedhen
 from fedhen.cli import main
 from fedhen.config import toml
-from fedhen.config.settings import Config, TrainingConfig
+from fedhen.config.settings import Config
+from fedhen.config.training_settings import TrainingConfig
 from fedhen.errors import FedhenError
 from fedhen.experiment import checkpoint_files, checkpoint_state
 from fedhen.experiment.build import build_experiment

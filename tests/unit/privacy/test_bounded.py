@@ -10,7 +10,7 @@ import torch
 
 from fedhen.algorithm.merging import merge, share_common_weights
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import ServerConfig
+from fedhen.config.training_settings import ServerConfig
 from fedhen.params import TierModels, Weights
 from fedhen.privacy.bounded import BoundedUpdates
 

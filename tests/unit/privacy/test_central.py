@@ -14,7 +14,7 @@ from scipy import stats
 
 from fedhen.algorithm.merging import keep_tiers_apart, share_common_weights
 from fedhen.algorithm.updates import Update
-from fedhen.config.settings import ServerConfig
+from fedhen.config.training_settings import ServerConfig
 from fedhen.params import Average, TierModels, Weights, overlay, shapes_of, take_corner
 from fedhen.privacy.bands import band_coefficients, band_norm
 from fedhen.privacy.central import SMALLEST_BOUND, WITHIN

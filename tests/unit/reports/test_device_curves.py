@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from fedhen.reports import compare
-from fedhen.reports.comparison import Comparison, list_warnings
+from fedhen.reports.comparison import Comparison
 from fedhen.reports.own_data import Distribution
 from fedhen.runs.reader import Run
 from fedhen.runs.records import DeviceValues
 from support.report_fixtures import make_run
 
 
-def make_scored(method: str, own: DeviceValues, scored: str = "") -> Run:
+def make_scored(method: str, own: DeviceValues) -> Run:
     run = make_run(method, {"simple": [0.5], "complex": [0.5]})
-    return replace(run, rounds=[replace(run.rounds[0], own=own, scored=scored)])
+    return replace(run, rounds=[replace(run.rounds[0], own=own)])
 
 
 def compare_two() -> Comparison:
@@ -26,7 +26,7 @@ def compare_two() -> Comparison:
         "local": {"simple": [0.1, 0.1], "complex": [0.2]},
     }
     own: DeviceValues = {"personal": {"simple": [0.9, 0.7], "complex": [None]}}
-    return compare([make_scored("fedhen", both), make_scored("fedhen+fedper", own, "own models")])
+    return compare([make_scored("fedhen", both), make_scored("fedhen+fedper", own)])
 
 
 def test_every_curve_has_the_values_of_its_name() -> None:
@@ -48,10 +48,3 @@ def test_every_curve_has_the_values_of_its_name() -> None:
         "fedhen+fedper: personal model": [],
     }
     assert len({curve.look for curve in simple.curves}) == 3
-
-
-def test_the_head_of_a_report_says_whose_models_were_scored() -> None:
-    """All tables have these scores in the server's place, so that a note below one of them is not enough."""
-    (note,) = [text for text in list_warnings(compare_two()) if "own models" in text]
-    assert note.startswith("fedhen+fedper: ") and "the server has no whole model" in note
-    assert not [text for text in list_warnings(compare([make_scored("fedhen", {})])) if "own models" in text]

@@ -16,8 +16,10 @@ from PIL import Image
 
 from fedhen.cli import data as data_commands
 from fedhen.cli.main import Parser
+from fedhen.config.data_settings import SplitConfig
+from fedhen.config.devices_settings import DevicesConfig
 from fedhen.config.recipes import load_recipe
-from fedhen.config.settings import Config, DevicesConfig, SplitConfig
+from fedhen.config.settings import Config
 from fedhen.data.published import PUBLISHED
 from fedhen.data.storage import data_root
 from fedhen.errors import FedhenError
@@ -121,7 +123,8 @@ def test_what_is_written_is_always_the_same(tmp_path: Path) -> None:
 def test_the_drawing_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from fedhen.config.settings import Config, DevicesConfig\n"
+        "from fedhen.config.devices_settings import DevicesConfig\n"
+        "from fedhen.config.settings import Config\n"
         "from fedhen.reports.partition import Partition, draw_partition, make_table\n"
         "split = Partition(Config(devices=DevicesConfig(number=2, active=1)), [[1, 2], [3, 4]])\n"
         "draw_partition(split), make_table(split)\n"

@@ -39,6 +39,9 @@ def test_values_of_two_rounds() -> None:
         "bytes": {"down": {"simple": 1, "complex": 2}, "up": {"simple": 3, "complex": 4}},
         "accuracy": {"server": {"simple": 0.75}},
         "metrics": {"rmse": {"devices": {"simple": 2.0, "complex": None}}},
+        "own": {"personal": {"simple": [0.5, None, 1.0], "complex": [None]}},
+        "held_out": {"server": {"simple": [0.25]}},
+        "epsilon": 1.5,
         "distance": {"simple": 0.25},
     }
     assert values.add(second, {"train": 1.0, "total": 3.0}) == {
@@ -49,6 +52,9 @@ def test_values_of_two_rounds() -> None:
         "bytes/up/complex": 4,
         "accuracy/server/simple": 0.75,
         "rmse/devices/simple": 2.0,
+        "own/personal/simple": 0.75,
+        "held_out/server/simple": 0.25,
+        "privacy/epsilon": 1.5,
         "distance/simple": 0.25,
         "seconds/round": 3.0,
     }
