@@ -92,7 +92,8 @@ class SequentialDevices:
         module = self.modules.take(tier)
         load_weights(module, {**sent.models[tier], **strip_prefix(KEPT_PART, context.memory)})
         correction, training = population.local.correction(context), population.config.training
-        optimizer = make_optimizer(training, self.lr(round_number), correction.decay)
+        lr, personal = self.lr(round_number), population.holdings[tier].tuned
+        optimizer = make_optimizer(training, lr, correction.decay, uncorrected=personal)
         if like := population.optimizer_like(tier, context.received):
             optimizer.load(dict(module.named_parameters()), context.memory)
         occasion = Occasion(round_number, device)
@@ -151,7 +152,7 @@ class SequentialDevices:
         return LocalProblem(
             population.objectives[population.tier_of[occasion.device]],
             population.config.training,
-            phase.lr or self.lr(occasion.round) * phase.factor,
+            phase.lr or self.lr(occasion.round),
             correction,
             self.logit_mask(occasion.device),
             population.precision,
@@ -225,7 +226,8 @@ class SequentialDevices:
 
     def lr(self, round_number: int) -> float:
         """Returns η in that round."""
-        return learning_rate(self.population.config.training, round_number, self.population.config.rounds)
+        config = self.population.config
+        return learning_rate(config.training, round_number, config.rounds) * self.population.personal.factor
 
     def plan_batches(
         self, round_number: int, device: int, phase: Phase | None = None, purpose: tuple[str | int, ...] = ()
