@@ -41,13 +41,15 @@ from fedhen.experiment.build import build_population, choose_data, start_experim
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.processes import find_marked, free_port
 from fedhen.fleet.project import fit_to_nodes, node_names
+from fedhen.runs.private import read_secret
 from fedhen.runs.reader import read_run
 from fedhen.runs.records import RoundRecord
 
 NODES = {"simple": 2, "complex": 1}
 SETTINGS = [
     *("local.name=scaffold", "training.epochs=1", "evaluation.devices=false", "runtime.engine=plain"),
-    *("checkpoint.rounds=1", "fleet.wait_seconds=240", "fleet.deadline_seconds=120", "targets={}"),
+    *("checkpoint.rounds=1", "fleet.wait_seconds=240", "fleet.deadline_seconds=120", "fleet.losses=true"),
+    "targets={}",
 ]
 VICTIMS = {
     "server": "fedhen fleet serve",
@@ -254,15 +256,16 @@ class LosingDevices:
             yield Failure(device, "it did not answer in the storm", device in record.late)
 
 
-def replay(config: Config, records: Sequence[RoundRecord], folder: Path) -> Path:
-    """Simulates a run with the same active devices, of which the same do not answer."""
+def replay(config: Config, run: Path, folder: Path) -> Path:
+    """Simulates a run with the same active devices, of which the same do not answer, from the same secret."""
+    records = read_run(run).rounds
     data = choose_data(None, config.data, data_root(None), config.seed)
 
     def engine(start: EngineParts):  # type: ignore[no-untyped-def]
         plain = make_plain_engine(start)
         return replace(plain, devices=LosingDevices(plain.devices, records))
 
-    population = build_population(config, load_method(config.method), data)
+    population = build_population(config, load_method(config.method), data, secret=read_secret(run))
     active = [list(record.active) for record in records]
     experiment = start_experiment(population, activate=lambda number, _: active[number - 1], engine=engine)
     folder.mkdir()
@@ -289,7 +292,7 @@ def main(kills: int = 60, rounds: int = 30, seed: int = 0, limit: int = 10_000) 
     records = read_run(storm.run).rounds
     config = fit_to_nodes(load_recipe("digits"), NODES)
     config = toml.apply_settings(config, [*SETTINGS, f"rounds={len(records)}"])
-    there = replay(config, records, storm.place / "simulation")
+    there = replay(config, storm.run, storm.place / "simulation")
     same = (storm.run / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     same = same and read_weights(storm.run) == read_weights(there)
     parts = [path.name for path in storm.place.rglob("*.part")]
