@@ -20,9 +20,9 @@ from fedhen.experiment.build import build_experiment
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import App
-from fedhen.fleet.server import FleetRun, play
+from fedhen.fleet.server import play
 from fedhen.runs.reader import read_run
-from support.fleets import same_models
+from support.fleets import SECRET, fleet_run, same_models
 from support.inside import InsideGrid, grid
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet]
@@ -91,14 +91,16 @@ def config(kind: str, tiers: int) -> Any:
             "evaluation": {"every": 2},
             "checkpoint": {"rounds": 1},
             "runtime": {"engine": "plain"},
+            "fleet": {"losses": True},
         }
     )
 
 
-def simulate(kind: str, tiers: int, folder: Path, frozen: bool = False) -> Path:
+def simulate(kind: str, tiers: int, folder: Path, frozen: bool = False, secret: bytes = b"") -> Path:
     folder.mkdir()
     chosen = config(kind, tiers)
-    made = build_experiment(chosen, data=data(kind), family=family(kind, tiers, frozen), accelerator="cpu")
+    models = family(kind, tiers, frozen)
+    made = build_experiment(chosen, data=data(kind), family=models, accelerator="cpu", secret=secret)
     for _ in play_run(folder, made):
         pass
     return folder
@@ -147,7 +149,7 @@ def app(kind: str, tiers: int, frozen: bool = False) -> App:
 
 
 def play_inside(inside: InsideGrid, owner: App, chosen: Any, folder: Path, resume: bool = False) -> Path:
-    for _ in play(inside, owner, FleetRun(chosen, folder, resume, poll=0.0)):
+    for _ in play(inside, owner, fleet_run(chosen, folder, resume)):
         pass
     return folder
 
@@ -157,7 +159,7 @@ def play_inside(inside: InsideGrid, owner: App, chosen: Any, folder: Path, resum
 def test_a_fleet_gives_the_simulators_bytes(kind: str, tiers: int, tmp_path: Path) -> None:
     owner, chosen = app(kind, tiers), config(kind, tiers)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", owner)
-    there = simulate(kind, tiers, tmp_path / "simulated")
+    there = simulate(kind, tiers, tmp_path / "simulated", secret=SECRET)
     here = play_inside(inside, owner, chosen, tmp_path / "fleet")
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     assert same_models(here, there)
@@ -167,7 +169,7 @@ def test_frozen_weights_are_sent_to_a_node_once_and_again_if_it_has_lost_them(tm
     """Whoever was sent them has them on disk. A node whose folder is emptied asks, and trains in the same round."""
     owner, chosen = app("bert", 2, frozen=True), config("bert", 2)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", owner)
-    there = simulate("bert", 2, tmp_path / "simulated", frozen=True)
+    there = simulate("bert", 2, tmp_path / "simulated", frozen=True, secret=SECRET)
     here = play_inside(inside, owner, chosen, tmp_path / "fleet")
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     assert same_models(here, there)
@@ -180,7 +182,9 @@ def test_frozen_weights_are_sent_to_a_node_once_and_again_if_it_has_lost_them(tm
     longer = from_mapping({"rounds": 6}, chosen)
     play_inside(inside, owner, longer, here, resume=True)
     (tmp_path / "longer").mkdir()
-    made = build_experiment(longer, data=data("bert"), family=family("bert", 2, frozen=True), accelerator="cpu")
+    made = build_experiment(
+        longer, data=data("bert"), family=family("bert", 2, frozen=True), accelerator="cpu", secret=SECRET
+    )
     for _ in play_run(tmp_path / "longer", made):
         pass
     assert (here / "rounds.jsonl").read_bytes() == (tmp_path / "longer" / "rounds.jsonl").read_bytes()
@@ -248,7 +252,7 @@ def test_a_fleet_with_lora_sends_4_128_of_135_840_bytes(tmp_path: Path) -> None:
     assert [record.bytes for record in read_run(here).rounds] == [{"down": first, "up": up}, {"down": up, "up": up}]
     (tmp_path / "simulated").mkdir()
     given = fedhen.per_device([of_four_classes(device) for device in range(DEVICES)], *of_four_classes(99, 30))
-    made = build_experiment(chosen, data=given, family=adapted(), accelerator="cpu")
+    made = build_experiment(chosen, data=given, family=adapted(), accelerator="cpu", secret=SECRET)
     for _ in play_run(tmp_path / "simulated", made):
         pass
     assert (here / "rounds.jsonl").read_bytes() == (tmp_path / "simulated" / "rounds.jsonl").read_bytes()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedhen.privacy.ledger import Ledger
-from fedhen.runs.writer import read_participation
+from fedhen.runs.private import read_participation
 
 SAVED = {"streams": [5], "bound": 0.5, "past": 2}
 

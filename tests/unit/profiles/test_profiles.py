@@ -18,6 +18,7 @@ from fedhen.profiles.profile import Calibration, Profile, draw_jitter
 from fedhen.profiles.quantity import Quantity
 from fedhen.profiles.reading import list_shipped, parse_measured, read_profile, take_measured
 from fedhen.profiles.writing import write_profile
+from fedhen.seeds import DeviceStreams
 
 CLASS = {
     "share": "1.0",
@@ -239,7 +240,7 @@ def test_jitter_has_mean_one_and_an_address() -> None:
 def test_visits_are_those_that_are_planned(examples: int, epochs: int, max_steps: int, drops: bool) -> None:
     import numpy as np
 
-    planned = plan_visits(np.arange(examples), epochs, 5, drops, (0, 1, 0), max_steps)
+    planned = plan_visits(np.arange(examples), epochs, 5, drops, DeviceStreams(0, (1, 0)), max_steps)
     counted = count_visits(examples, epochs=epochs, batch_size=5, max_steps=max_steps, drop_last=drops)
     assert counted == len(planned.examples)
 
