@@ -353,10 +353,11 @@ def tasks(rounds: int) -> list[dict[str, Any]]:
     from fedhen.algorithm.sampling import make_sampler
     from fedhen.config.devices_settings import DevicesConfig
     from fedhen.data.batches import plan_visits
+    from fedhen.seeds import DeviceStreams
 
     def order(device: int) -> list[int]:
-        found: list[int] = plan_visits(np.arange(IMAGES), 1, BATCH, False, (SEED, 1, device)).examples.tolist()
-        return found
+        plan = plan_visits(np.arange(IMAGES), 1, BATCH, False, DeviceStreams(SEED, (1, device)))
+        return [int(example) for example in plan.examples]
 
     who = [make_sampler(DevicesConfig(DEVICES, ACTIVE), SEED)(number, {}) for number in range(1, WARM + rounds + 1)]
     return [{"devices": active, "orders": None if n else [*map(order, active)]} for n, active in enumerate(who)]

@@ -3,8 +3,9 @@
     python benchmarks/same_bytes.py REV [--only fedhen,resumed] [--keep DIR]
 
 Small runs are played with the source of REV, from a temporary git worktree, and with the source of this checkout: every
-method, two local variants, nests by depth and by width, four tiers, a run that is killed and resumed, and a real fleet
-of two nodes. Exit code 1 if anything differs.
+method, two local variants, nests by depth and by width, four tiers, and a run that is killed and resumed. Exit code 1
+if anything differs. Fleets are not among them: each draws a secret of its own, and the tests compare them with
+simulations that are given it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ RUNS: Mapping[str, list[str]] = {
     "four-tiers": ["run", "digits-4", "--method", "fedhen"],
     "centralised": ["centralised", "digits", "--tier", "complex"],
 }
-RESUMED, FLEET = "resumed", "fleet"
+RESUMED = "resumed"
 
 
 def start(source: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -46,9 +47,7 @@ def start(source: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 def play(source: Path, name: str, folder: Path) -> None:
     """Plays one of the runs into a folder."""
-    if name == FLEET:
-        finish(start(source, "fleet", "up", "--simple", "1", "--complex", "1", "--rounds", "2", "--out", str(folder)))
-    elif name == RESUMED:
+    if name == RESUMED:
         play_and_kill(source, folder)
         finish(start(source, "resume", str(folder), "--quiet", "--accelerator", "cpu"))
     else:
@@ -89,7 +88,7 @@ def differences(before: Path, after: Path) -> list[str]:
 
 def main() -> None:
     """Plays all runs with both sources and compares them."""
-    names = [*RUNS, RESUMED, FLEET]
+    names = [*RUNS, RESUMED]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision", metavar="REV", help="a git revision, like HEAD~3 or main")
     parser.add_argument("--only", metavar="NAME,NAME", default=",".join(names), help=f"of {', '.join(names)}")

@@ -13,6 +13,7 @@ from fedhen.data.batches import plan_visits
 from fedhen.data.dataset import Data
 from fedhen.experiment.build import build_experiment
 from fedhen.experiment.experiment import Experiment
+from fedhen.seeds import DeviceStreams
 from support import numpy_reference as reference
 from support.families import two_exits
 from support.marks import first_is_quick
@@ -57,8 +58,8 @@ def expected_rounds(run: Experiment, data: Data, active: list[list[int]]) -> lis
     x, y = data.x.numpy(), data.y.numpy()
 
     def batches(number: int, device: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-        address = (run.config.seed, number, device)
-        plan = plan_visits(np.arange(SIZES[device]), training.epochs, training.batch_size, False, address)
+        streams = DeviceStreams(run.config.seed, (number, device))
+        plan = plan_visits(np.arange(SIZES[device]), training.epochs, training.batch_size, False, streams)
         return [plan.examples[part] for part in plan.batches()]
 
     return reference.federated(

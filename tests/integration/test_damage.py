@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fedhen.cli import main
 from fedhen.errors import FedhenError
 from fedhen.reports import write_report
+from fedhen.runs.lines import read_whole_lines
 from fedhen.runs.reader import read_run
-from fedhen.runs.writer import read_whole_lines
 from support.cli import refused
 from support.report_fixtures import make_run, write_folder
 

@@ -26,12 +26,12 @@ from fedhen.fleet.app import recipe_app
 from fedhen.fleet.new_project import create_project
 from fedhen.fleet.node_file import enrol
 from fedhen.fleet.project import FleetProject
-from fedhen.fleet.server import FleetRun, play
+from fedhen.fleet.server import play
 from fedhen.fleet.wire_format import content_of
 from fedhen.params import count_bytes
 from fedhen.runs.reader import read_run
 from fedhen.runs.records import Subject
-from support.fleets import fleet_config, play_fleet, same_models, simulate
+from support.fleets import fleet_config, fleet_run, play_fleet, same_models, simulate
 from support.inside import grid
 from support.stopped_runs import wait_for_writer
 
@@ -126,7 +126,7 @@ def test_recorded_bytes_are_those_of_the_tensors_on_the_wire(up: str, tmp_path: 
     inside, sent = grid(assign_tiers(chosen), tmp_path / "nodes"), {"down": 0, "up": 0}
     for node in inside.nodes.values():
         node.app = counting(node.app, sent)
-    (step,) = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
+    (step,) = play(inside, recipe_app(), fleet_run(chosen, tmp_path / "fleet"))
     assert {way: sum(tiers.values()) for way, tiers in step.record["bytes"].items()} == sent
 
 
@@ -151,7 +151,7 @@ def test_models_of_a_fleets_run_that_is_not_finished_are_the_simulators(tmp_path
     short = fleet_config("fedhen", "plain", "evaluation.every=1", "rounds=2")
     there, here = simulate(short, tmp_path / "simulated"), tmp_path / "fleet"
     nodes = grid(assign_tiers(chosen), tmp_path / "nodes")
-    with closing(play(nodes, recipe_app(), FleetRun(chosen, here, poll=0.0))) as playing:
+    with closing(play(nodes, recipe_app(), fleet_run(chosen, here))) as playing:
         next(playing), next(playing)
         wait_for_writer()
         for of in ("server", "devices"):

@@ -22,9 +22,9 @@ from fedhen.fleet import server
 from fedhen.fleet.app import recipe_app
 from fedhen.fleet.apps import client_app
 from fedhen.fleet.client_state import ClientState
-from fedhen.fleet.server import FleetRun, play
+from fedhen.fleet.server import play
 from fedhen.runs.reader import read_run
-from support.fleets import fleet_config, play_fleet, play_grid, same_models, simulate, simulate_with_only
+from support.fleets import fleet_config, fleet_run, play_fleet, play_grid, same_models, simulate, simulate_with_only
 from support.inside import InsideGrid, InsideNode, grid
 from support.spoiling import (
     Spoil,
@@ -223,7 +223,7 @@ def test_enough_answers_end_a_round(tmp_path: Path) -> None:
 def test_a_device_that_is_not_connected_is_replaced(tmp_path: Path) -> None:
     chosen = fleet_config("fedhen", "plain", "rounds=3")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
+    steps = play(inside, recipe_app(), fleet_run(chosen, tmp_path / "fleet"))
     next(steps)
     gone = [inside.nodes.pop(1000 - 7 * device) for device in (0, 3)]
     rest = [step.record for step in steps]
@@ -254,7 +254,7 @@ def test_nodes_return_to_the_round_of_a_restored_server(local: str, more: list[s
     """The nodes have trained round 3, but the server resumes after round 2. The nodes have new ids."""
     chosen = fleet_config("fedhen", local, "rounds=5", "devices.active=6", *more)
     inside, run = grid(assign_tiers(chosen), tmp_path / "nodes"), tmp_path / "fleet"
-    steps = play(inside, recipe_app(), FleetRun(chosen, run, poll=0.0))
+    steps = play(inside, recipe_app(), fleet_run(chosen, run))
     for _ in range(3):
         next(steps)
     steps.close()
@@ -287,9 +287,7 @@ def test_the_records_are_read_once_by_each_server_process(tmp_path: Path, monkey
 
 def test_a_device_that_has_lost_its_memory_is_left_out(tmp_path: Path) -> None:
     chosen = fleet_config("fedhen", "scaffold", "rounds=2", "devices.active=6")
-    steps = play(
-        grid(assign_tiers(chosen), tmp_path / "nodes"), recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0)
-    )
+    steps = play(grid(assign_tiers(chosen), tmp_path / "nodes"), recipe_app(), fleet_run(chosen, tmp_path / "fleet"))
     next(steps)
     (path,) = (tmp_path / "nodes" / "2").rglob("round-*.safetensors")
     path.write_bytes(b"torn")
@@ -302,7 +300,7 @@ def test_a_new_node_does_not_replace_a_device(tmp_path: Path) -> None:
     """A node with the name of a connected device is left out: it could be a copy."""
     chosen = fleet_config("fedhen", "plain", "rounds=3", "devices.active=6")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
+    steps = play(inside, recipe_app(), fleet_run(chosen, tmp_path / "fleet"))
     next(steps)
     name = (tmp_path / "nodes" / "0" / "name").read_text()
     tiers = {"tier": "simple", "device": 0}

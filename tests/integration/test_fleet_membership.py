@@ -15,9 +15,9 @@ from fedhen.config.settings import Config
 from fedhen.experiment import checkpoint_files
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.apps import client_app
-from fedhen.fleet.server import FleetRun, play
+from fedhen.fleet.server import play
 from fedhen.runs.reader import read_run
-from support.fleets import fleet_config, joining_app, plan_roster, same_models, start_planned
+from support.fleets import fleet_config, fleet_run, joining_app, plan_roster, same_models, start_planned
 from support.inside import InsideNode, grid
 from support.stopped_runs import wait_for_writer
 
@@ -55,7 +55,7 @@ def play_membership(comings: Comings, chosen: Config, folder: Path, resume: bool
     """Plays a run, and leaves it after a round as a killed server does."""
     first = len((folder / "rounds.jsonl").read_text().splitlines()) + 1 if resume else 1
     comings.before(first)
-    with closing(play(comings.grid, comings.app, FleetRun(chosen, folder, resume, poll=0.0))) as steps:
+    with closing(play(comings.grid, comings.app, fleet_run(chosen, folder, resume))) as steps:
         for number, _ in enumerate(steps, first):
             if number == stop_after:
                 wait_for_writer()
@@ -124,7 +124,7 @@ def test_a_server_that_returns_to_before_a_join_does_not_give_the_number_again(t
         path.unlink()
     other = InsideNode({**comings.newcomer.config, "state": str(tmp_path / "other")}, comings.newcomer.app)
     comings.grid.nodes = {n: node for n, node in comings.grid.nodes.items() if n != 4242} | {9: other}
-    list(play(comings.grid, comings.app, FleetRun(chosen, run, resume=True, poll=0.0)))
+    list(play(comings.grid, comings.app, fleet_run(chosen, run, resume=True)))
     devices = json.loads((run / "fleet.json").read_text())["devices"]
     assert [(d["joined"], d["away"]) for d in devices[6:]] == [(3, [[3]]), (3, [])]
     assert devices[7]["name"] == (tmp_path / "other" / "name").read_text()

@@ -24,10 +24,10 @@ from fedhen.fleet.apps import client_app
 from fedhen.fleet.board import read_board
 from fedhen.fleet.live_page import LivePage
 from fedhen.fleet.processes import free_port
-from fedhen.fleet.server import FleetRun, play
+from fedhen.fleet.server import play
 from fedhen.fleet.status_table import to_text
 from fedhen.fleet.wire_format import Malformed
-from support.fleets import fleet_config, play_grid
+from support.fleets import fleet_config, fleet_run, play_grid
 from support.inside import InsideGrid, grid
 from support.pages import Checker
 from support.watched import Watched, no_data, served
@@ -96,7 +96,7 @@ def test_the_status_follows_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [node.name for node in before.nodes] == [f"ward-{device}" for device in range(6)] and before.online == 6
     assert before.phase == "no server has played it yet"
     failing = client_app(App(no_data))
-    with closing(play(watched.inside, recipe_app(), FleetRun(watched.chosen, watched.run, poll=0.0))) as steps:
+    with closing(play(watched.inside, recipe_app(), fleet_run(watched.chosen, watched.run))) as steps:
         next(steps)
         watched.inside.nodes[1000 - 7 * 4].app = failing
         with pytest.warns(UserWarning, match="a device failed"):

@@ -32,6 +32,7 @@ from fedhen.experiment.resume import NEW_RUN, ResumePolicy
 from fedhen.experiment.runner import play_run
 from fedhen.models.registry import make_family
 from fedhen.params import Weights
+from fedhen.seeds import DeviceStreams
 from support.families import two_exits
 
 pytestmark = [
@@ -364,7 +365,7 @@ def test_images_lie_on_the_gpu_and_are_prepared_there_as_on_the_cpu() -> None:
     here = Data(images, labels, images, labels, 10, normalisation=Normalisation((120.0,) * 3, (60.0,) * 3))
     there = here.to(torch.device("cuda"))
     assert there.x.is_cuda and there.x.dtype == torch.uint8
-    plan = plan_visits(np.arange(60), 1, 50, False, (0, 1, 2))
+    plan = plan_visits(np.arange(60), 1, 50, False, DeviceStreams(0, (1, 2)))
     for part in plan.batches():
         (x, y), (u, v) = (make_batch(data, plan, part, "crop-flip") for data in (here, there))
         assert u.is_cuda

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import fedhen
 from fedhen.data.batches import plan_visits
+from fedhen.seeds import DeviceStreams
 
 PADDING = -100
 SETTINGS: dict[str, Any] = {
@@ -53,7 +54,7 @@ def padded(*rows: int) -> Tensor:
 def train_by_hand(weights: Tensor, targets: Tensor, device: int) -> tuple[Tensor, list[float]]:
     """SGD with decay on the device's visits, without those of padding alone."""
     table, losses = weights.clone().double().requires_grad_(), []
-    for row in plan_visits(np.arange(8), 2, 1, False, (0, 1, device)).examples:
+    for row in plan_visits(np.arange(8), 2, 1, False, DeviceStreams(0, (1, device))).examples:
         kept = targets[row] != PADDING
         if kept.any():
             loss = functional.cross_entropy(table[IDS[row][kept]], targets[row][kept])

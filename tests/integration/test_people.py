@@ -360,7 +360,7 @@ def test_a_run_is_not_resumed_with_a_changed_file(here: Path, capsys: pytest.Cap
     file = here / "my.py"
     file.write_text(file.read_text() + "\n")
     said = refused(capsys, *resume)
-    assert "run was played with other data: the family's file, data's file, task's file are not those of its" in said
+    assert "this has changed since its checkpoint: family's file, data's file, task's file; use the same" in said
 
     def forget(about: dict[str, Any], entries: object) -> None:
         for name in ("family's file", "data's file", "task's file"):

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from safetensors.torch import load, load_file
 from torch import Tensor
 
 from fedhen.devices.population import assign_tiers
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.wire_format import content_of
-from support.fleets import fleet_config, play_fleet, play_grid, same_models, simulate
+from support.fleets import fleet_config, fleet_run, play_fleet, play_grid, same_models, simulate
 from support.inside import InsideGrid, grid, transmit
 
 pytestmark = pytest.mark.fleet
@@ -44,9 +45,10 @@ def test_personal_models_give_the_simulators_bytes(name: str, tmp_path: Path) ->
 
 @dataclass
 class ListeningGrid(InsideGrid):
-    """A grid that keeps every tensor of every message, in both directions."""
+    """A grid that keeps every message, in both directions: its tensors, and the bytes that are sent."""
 
     heard: list[Tensor] = field(default_factory=list)
+    sent: list[bytes] = field(default_factory=list)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
@@ -61,6 +63,7 @@ class ListeningGrid(InsideGrid):
         return found
 
     def listen(self, message: Message) -> None:
+        self.sent += [part.deflate() for part in get_all_nested_objects(message).values()]
         for record in message.content.values():
             if isinstance(record, ArrayRecord):
                 self.heard += load(content_of(record)).values()
@@ -68,7 +71,7 @@ class ListeningGrid(InsideGrid):
 
 @pytest.mark.parametrize("name", ["fedper", "ditto"])
 def test_no_message_has_what_a_node_keeps(name: str, tmp_path: Path) -> None:
-    """Every personal tensor on every node's disk is compared with every tensor that was sent."""
+    """Every personal tensor on every node's disk is compared with every tensor that was sent, and with all bytes."""
     chosen = fleet_config("fedhen", "plain", f"personal.name={name}", "evaluation.own=true", "evaluation.devices=false")
     silent = grid(assign_tiers(chosen), tmp_path / "nodes")
     heard = ListeningGrid(silent.nodes)
@@ -80,6 +83,10 @@ def test_no_message_has_what_a_node_keeps(name: str, tmp_path: Path) -> None:
     for secret in (tensor for tensor in kept if bool(tensor.any())):
         for sent in heard.heard:
             assert sent.shape != secret.shape or not torch.equal(sent, secret)
+        first = secret.numpy().tobytes()[:16]
+        assert not any(first in part for part in heard.sent)
+    # The search finds what is there.
+    assert all(any(tensor.numpy().tobytes()[:16] in part for part in heard.sent) for tensor in heard.heard[:9])
     checkpoints = [load_file(path) for path in (folder / "checkpoints").glob("round-*.safetensors")]
     assert checkpoints and not any(key.startswith("memory") for saved in checkpoints for key in saved)
 
@@ -89,9 +96,9 @@ def test_a_node_without_test_data_has_no_score(tmp_path: Path) -> None:
     app = recipe_app()
     silent = App(app.training_data, app.test_data)
     chosen = fleet_config("fedhen", "plain", "personal.name=finetune", "evaluation.own=true")
-    from fedhen.fleet.server import FleetRun, play
+    from fedhen.fleet.server import play
 
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", silent)
-    records = [step.record for step in play(inside, silent, FleetRun(chosen, tmp_path / "fleet", poll=0.0))]
+    records = [step.record for step in play(inside, silent, fleet_run(chosen, tmp_path / "fleet"))]
     assert records[-1]["own"]["personal"] == {"simple": [None] * 3, "complex": [None] * 3}
     assert records[-1]["accuracy"]

@@ -23,14 +23,15 @@ from fedhen.experiment.build import build_experiment
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import recipe_app
-from fedhen.fleet.server import FleetRun, play
+from fedhen.fleet.server import play
 from fedhen.privacy.accounting import default_delta, poisson_epsilon
 from fedhen.privacy.choose import choose_sampler
 from fedhen.privacy.refusals import check_promise, refusals
 from support.families import two_exits
-from support.fleets import fleet_config, play_fleet, same_models, simulate
+from support.fleets import SECRET, fleet_config, fleet_run, play_fleet, same_models, simulate
 from support.inside import grid
 from support.marks import first_is_quick
+from support.refused import REFUSED
 from support.tiny import TINY
 
 
@@ -76,7 +77,7 @@ def test_attacks_are_not_played_in_a_fleet(tmp_path: Path) -> None:
     config = fleet_config("fedhen", "plain", "attack.kind=scaled")
     inside = grid(assign_tiers(config), tmp_path / "state")
     with pytest.raises(FleetError, match="simulations only"):
-        next(play(inside, recipe_app(), FleetRun(config, tmp_path / "run", poll=0.0)))
+        next(play(inside, recipe_app(), fleet_run(config, tmp_path / "run")))
 
 
 CENTRAL = ("privacy.mechanism=central", "privacy.bound=0.5", "privacy.noise=0.5")
@@ -131,7 +132,7 @@ def test_a_budget_ends_the_run_before_it_is_passed_and_can_be_raised(tmp_path: P
     assert len(spent) == 2 and spent[-1] <= 10 < poisson_epsilon(0.5, 0.5, 3, 0.01)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["stopped"]["reason"].startswith("privacy.budget=10: another round would make ε")
-    raised = build_experiment(small(*base, "privacy.budget=100"), accelerator="cpu")
+    raised = build_experiment(small(*base, "privacy.budget=100"), accelerator="cpu", secret=SECRET)
     for _ in play_run(folder, raised, ResumePolicy(resume=True)):
         pass
     whole = simulate(small(*base, "privacy.budget=100"), tmp_path / "whole")
@@ -155,30 +156,12 @@ def test_a_device_rests_for_the_separation() -> None:
         load_recipe("digits"),
         [*CENTRAL, "privacy.separation=5", "evaluation.devices=false", "devices.active=4"],
     )
-    active = choose_sampler(config, assign_tiers(config))
+    active = choose_sampler(config, assign_tiers(config), config.seed)
     rounds = [active(number, {}) for number in range(1, 31)]
     assert all(len(each) == 4 for each in rounds)
     for device in range(20):
         took_part = [number for number, each in enumerate(rounds) if device in each]
         assert took_part and all((later - first) % 5 == 0 for first, later in pairwise(took_part))
-
-
-REFUSED = [
-    ("evaluation.devices=true", "the all-devices average has the models of single devices"),
-    ("evaluation.own=true", "scores on devices' own test data"),
-    ("evaluation.validation=0.1", "held-out training examples"),
-    ("devices.sampling=loss", "devices.sampling=loss depends on data or on answers"),
-    ("clock.profile=phones", "who answers in time depends on how many examples a device has"),
-    ("server.weighting=samples", "a device's weight would depend on its data"),
-    ("server.rows_by_class=true", "which rows count tells which classes"),
-    ("wire.up=topk", "wire.up=topk lets changes of earlier rounds"),
-    ("local.name=scaffold", "local.name=scaffold keeps a memory"),
-    ("local.name=feddyn", "local.name=feddyn keeps a memory"),
-    ("privacy.bound=0", "set privacy.bound"),
-    ("privacy.separation=3", "need at least 12 devices"),
-    ("fleet.answers=2", "the first answers would end a round"),
-    ("fleet.spare_devices=1", "the first answers would end a round"),
-]
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED)

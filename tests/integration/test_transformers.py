@@ -20,8 +20,9 @@ from fedhen.experiment.build import build_experiment
 from fedhen.experiment.resume import ResumePolicy
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import App
-from fedhen.fleet.server import FleetRun, play
-from support.fleets import same_models
+from fedhen.fleet.server import play
+from fedhen.runs.reader import read_run
+from support.fleets import SECRET, fleet_run, same_models
 from support.inside import InsideGrid, grid
 
 pytestmark = [pytest.mark.slow, pytest.mark.fleet]
@@ -90,14 +91,16 @@ def config(kind: str, tiers: int) -> Any:
             "evaluation": {"every": 2},
             "checkpoint": {"rounds": 1},
             "runtime": {"engine": "plain"},
+            "fleet": {"losses": True},
         }
     )
 
 
-def simulate(kind: str, tiers: int, folder: Path, frozen: bool = False) -> Path:
+def simulate(kind: str, tiers: int, folder: Path, frozen: bool = False, secret: bytes = b"") -> Path:
     folder.mkdir()
     chosen = config(kind, tiers)
-    made = build_experiment(chosen, data=data(kind), family=family(kind, tiers, frozen), accelerator="cpu")
+    models = family(kind, tiers, frozen)
+    made = build_experiment(chosen, data=data(kind), family=models, accelerator="cpu", secret=secret)
     for _ in play_run(folder, made):
         pass
     return folder
@@ -146,7 +149,7 @@ def app(kind: str, tiers: int, frozen: bool = False) -> App:
 
 
 def play_inside(inside: InsideGrid, owner: App, chosen: Any, folder: Path, resume: bool = False) -> Path:
-    for _ in play(inside, owner, FleetRun(chosen, folder, resume, poll=0.0)):
+    for _ in play(inside, owner, fleet_run(chosen, folder, resume)):
         pass
     return folder
 
@@ -156,7 +159,7 @@ def play_inside(inside: InsideGrid, owner: App, chosen: Any, folder: Path, resum
 def test_a_fleet_gives_the_simulators_bytes(kind: str, tiers: int, tmp_path: Path) -> None:
     owner, chosen = app(kind, tiers), config(kind, tiers)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", owner)
-    there = simulate(kind, tiers, tmp_path / "simulated")
+    there = simulate(kind, tiers, tmp_path / "simulated", secret=SECRET)
     here = play_inside(inside, owner, chosen, tmp_path / "fleet")
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     assert same_models(here, there)
@@ -166,7 +169,7 @@ def test_frozen_weights_are_sent_to_a_node_once_and_again_if_it_has_lost_them(tm
     """Whoever was sent them has them on disk. A node whose folder is emptied asks, and trains in the same round."""
     owner, chosen = app("bert", 2, frozen=True), config("bert", 2)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", owner)
-    there = simulate("bert", 2, tmp_path / "simulated", frozen=True)
+    there = simulate("bert", 2, tmp_path / "simulated", frozen=True, secret=SECRET)
     here = play_inside(inside, owner, chosen, tmp_path / "fleet")
     assert (here / "rounds.jsonl").read_bytes() == (there / "rounds.jsonl").read_bytes()
     assert same_models(here, there)
@@ -179,7 +182,77 @@ def test_frozen_weights_are_sent_to_a_node_once_and_again_if_it_has_lost_them(tm
     longer = from_mapping({"rounds": 6}, chosen)
     play_inside(inside, owner, longer, here, resume=True)
     (tmp_path / "longer").mkdir()
-    made = build_experiment(longer, data=data("bert"), family=family("bert", 2, frozen=True), accelerator="cpu")
+    made = build_experiment(
+        longer, data=data("bert"), family=family("bert", 2, frozen=True), accelerator="cpu", secret=SECRET
+    )
     for _ in play_run(tmp_path / "longer", made):
         pass
     assert (here / "rounds.jsonl").read_bytes() == (tmp_path / "longer" / "rounds.jsonl").read_bytes()
+
+
+class Adapter(nn.Module):
+    """LoRA: a frozen layer, and a product of two thin matrices that is trained."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        self.a = nn.Parameter(torch.randn(2, layer.in_features) / 8)
+        self.b = nn.Parameter(torch.zeros(layer.out_features, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) + x @ self.a.T @ self.b.T
+        return out
+
+
+def adapted() -> fedhen.Family:
+    """An encoder of three blocks with an exit after the first and one after the last, of which adapters are trained."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
+    config = transformers.BertConfig(vocab_size=200, max_position_embeddings=24, **sizes)
+    body: Any = transformers.BertModel(config, add_pooling_layer=False).requires_grad_(False)
+    for block in body.encoder.layer:
+        attention = block.attention.self
+        attention.query, attention.value = Adapter(attention.query), Adapter(attention.value)
+    return fedhen.nest(body, {"simple": "encoder.layer.0", "complex": "encoder.layer.2"}, outputs=4)
+
+
+def of_four_classes(device: int, number: int = 12) -> tuple[Any, Tensor]:
+    inputs, _ = examples("bert", device, number)
+    return inputs, inputs["input_ids"][:, 0] % 4
+
+
+def test_a_fleet_with_lora_sends_4_128_of_135_840_bytes(tmp_path: Path) -> None:
+    """Numbers of a complex device, each of 4 bytes.
+
+    Trained: two adapters of 2 · 32 + 32 · 2 in each of three blocks, 768, and two exits of 32 · 4 + 4: 1,032.
+    Frozen: 226 · 32 + 64 of the embeddings of 200 words, 24 positions and 2 types with their norm, and in a block
+    4 · (32 · 32 + 32) + 32 · 64 + 64 + 64 · 32 + 32 + 2 · 64 = 8,544: 7,296 + 3 · 8,544 = 32,928.
+    A simple device has one block and one exit: 256 + 132 = 388 trained ones and 7,296 + 8,544 frozen ones.
+    """
+    trained, frozen = {"simple": 4 * 388, "complex": 4128}, {"simple": 4 * 15840, "complex": 135_840 - 4128}
+    owner = App(
+        lambda node, config: of_four_classes(int(node["device"])),
+        lambda config: of_four_classes(99, 30),
+        classes=4,
+        family=adapted(),
+    )
+    chosen = from_mapping({"rounds": 2, "devices": {"active": DEVICES}}, config("bert", 2))
+    tier_of = assign_tiers(chosen)
+    here = play_inside(grid(tier_of, tmp_path / "nodes", owner), owner, chosen, tmp_path / "fleet")
+    devices = {tier: tier_of.count(tier) for tier in trained}
+    up = {tier: number * trained[tier] for tier, number in devices.items()}
+    first = {tier: number * (trained[tier] + frozen[tier]) for tier, number in devices.items()}
+    assert [record.bytes for record in read_run(here).rounds] == [{"down": first, "up": up}, {"down": up, "up": up}]
+    (tmp_path / "simulated").mkdir()
+    given = fedhen.per_device([of_four_classes(device) for device in range(DEVICES)], *of_four_classes(99, 30))
+    made = build_experiment(chosen, data=given, family=adapted(), accelerator="cpu", secret=SECRET)
+    for _ in play_run(tmp_path / "simulated", made):
+        pass
+    assert (here / "rounds.jsonl").read_bytes() == (tmp_path / "simulated" / "rounds.jsonl").read_bytes()

@@ -25,10 +25,10 @@ from fedhen.fleet import fleet_file, membership, wire_format
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.apps import client_app
 from fedhen.fleet.client import FleetClient
-from fedhen.fleet.server import FleetRun, play
+from fedhen.fleet.server import play
 from fedhen.fleet.wire_format import Malformed, Order
 from fedhen.runs.reader import read_run
-from support.fleets import fleet_config, play_fleet, play_grid, same_models, simulate
+from support.fleets import fleet_config, fleet_run, play_fleet, play_grid, same_models, simulate
 from support.inside import grid
 from support.spoiling import (
     spoiling,
@@ -70,7 +70,7 @@ def test_a_node_without_the_configuration_gets_it_again_in_the_same_round(
     """Its state folder is empty, or the stored configuration was altered and must not be used."""
     chosen = fleet_config("fedhen", "plain", "rounds=3", "devices.active=6")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes")
-    steps = play(inside, recipe_app(), FleetRun(chosen, tmp_path / "fleet", poll=0.0))
+    steps = play(inside, recipe_app(), fleet_run(chosen, tmp_path / "fleet"))
     next(steps)
     damage(tmp_path / "nodes" / "2")
     records = [step.record for step in steps]
@@ -92,7 +92,9 @@ def test_a_node_that_always_asks_for_the_configuration_is_left_out(tmp_path: Pat
 
 def test_a_configuration_that_does_not_match_its_digest_is_refused(tmp_path: Path) -> None:
     client = FleetClient(recipe_app(), {"tier": "simple", "device": 0, "state": str(tmp_path)}, 1)
-    order = Order("run", 1, 0, "simple", 1.0, 0, (1, 8, 8), 10, wire_format.digest_of("rounds = 1"), "", "rounds = 2")
+    order = Order(
+        "run", 1, "simple", 0, (1, 8, 8), 10, wire_format.digest_of("rounds = 1"), KEY, KEY, config_text="rounds = 2"
+    )
     with pytest.raises(Malformed, match="does not match its digest"):
         client.find_config(order)
     assert [*tmp_path.iterdir()] == []
@@ -110,7 +112,7 @@ def test_a_server_without_test_data_trains_the_same_models(tmp_path: Path) -> No
     about = load_digits().describe()
     blind = replace(recipe_app(), test_data=lambda config: None, inputs=(1, 8, 8), classes=10, about=about)
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", blind)
-    for _ in play(inside, blind, FleetRun(chosen, tmp_path / "blind", poll=0.0)):
+    for _ in play(inside, blind, fleet_run(chosen, tmp_path / "blind")):
         pass
     assert same_models(tmp_path / "blind", simulate(chosen, tmp_path / "simulated"))
     run = read_run(tmp_path / "blind")
@@ -127,7 +129,7 @@ def test_an_app_can_have_its_own_models_and_data(tmp_path: Path) -> None:
     own = App(training_data, inputs=(6,), classes=3, family=two_exits())
     chosen = fleet_config("fedhen", "scaffold", "evaluation.devices=false", "fleet.wait_seconds=1")
     inside = grid(assign_tiers(chosen), tmp_path / "nodes", own)
-    for _ in play(inside, own, FleetRun(chosen, tmp_path / "own", poll=0.0)):
+    for _ in play(inside, own, fleet_run(chosen, tmp_path / "own")):
         pass
     run = read_run(tmp_path / "own")
     assert len(run.rounds) == 3 and run.config["model"]["family"] == "python"
@@ -186,10 +188,11 @@ def test_a_fleet_cannot_resume_a_simulated_run_nor_the_reverse(tmp_path: Path) -
         fedhen.resume(here, rounds=2)
 
 
+KEY = "0a" * 32
 IDENTITY = {"tier": "simple", "samples": 3, "name": "one", "place": -1}
 ORDER = {
-    **{"run": "run", "round": 1, "device": 0, "tier": "simple", "omega": 0.5, "memory": 0, "inputs": [1, 8, 8]},
-    **{"classes": 10, "config_digest": "0" * 64, "fixed_digest": "", "config_text": ""},
+    **{"run": "run", "round": 1, "tier": "simple", "memory": 0, "inputs": [1, 8, 8], "classes": 10},
+    **{"config_digest": "0" * 64, "key": KEY, "initial_key": KEY, "omega": 0.5, "fixed_digest": "", "config_text": ""},
 }
 
 
@@ -202,6 +205,7 @@ ORDER = {
         *(("order", ORDER, "round", value) for value in (0, "1", 1.0)),
         *(("order", ORDER, "inputs", value) for value in ([0], ["1"], 8)),
         *(("order", ORDER, "omega", value) for value in (-1.0, float("nan"), "1")),
+        *(("order", ORDER, name, value) for name in ("key", "initial_key") for value in ("", "0" * 62, "g" * 64, 7)),
         *(("order", ORDER, "fixed_digest", value) for value in (0, "../fixed", "0" * 63)),
         *(("order", ORDER, "config_digest", value) for value in ("", "../config", "0" * 63, "G" * 64)),
     ],
@@ -210,7 +214,8 @@ def test_records_are_checked_when_they_are_read(name: str, values: dict[str, Any
     read: Callable[[RecordDict], object] = wire_format.read_identity if name == "node" else wire_format.read_order
     whole = {"format": wire_format.FORMAT, **values}
     read(RecordDict({name: ConfigRecord(whole)}))
-    for wrong in ({**whole, field: value}, {key: whole[key] for key in whole if key != field}, {**whole, "format": 1}):
+    missing = {key: whole[key] for key in whole if key != field}
+    for wrong in ({**whole, field: value}, {**whole, "format": 1}, *([] if field == "omega" else [missing])):
         with pytest.raises(Malformed) as told:
             read(RecordDict({name: ConfigRecord(wrong)}))
         assert str(told.value).isprintable()

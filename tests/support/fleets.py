@@ -19,14 +19,17 @@ from fedhen.experiment.experiment import Experiment
 from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.server import FleetRun, play
+from fedhen.runs.private import write_secret
 from support.inside import InsideGrid, grid
 from support.tiny import TINY
 
 SMALL = [
     *(*TINY, "data.limit=60", "devices.number=6", "devices.active=4", "rounds=3"),
     *("training.batch_size=5", "evaluation.every=3", "checkpoint.rounds=1"),
-    "runtime.engine=plain",
+    *("runtime.engine=plain", "fleet.losses=true"),
 ]
+SECRET = bytes(range(32))
+"""Of the fleets here and of the simulations that they are compared with."""
 
 
 def fleet_config(method: str = "fedhen", local: str = "plain", *changes: str) -> Config:
@@ -34,31 +37,43 @@ def fleet_config(method: str = "fedhen", local: str = "plain", *changes: str) ->
     return METHODS[method].keep_tiers(toml.apply_settings(take_method(load_recipe("digits"), method), settings))
 
 
-def simulate(chosen: Config, folder: Path) -> Path:
+def simulate(chosen: Config, folder: Path, secret: bytes = SECRET) -> Path:
     folder.mkdir()
-    for _ in play_run(folder, build_experiment(chosen, accelerator="cpu")):
+    for _ in play_run(folder, build_experiment(chosen, accelerator="cpu", secret=secret)):
         pass
     return folder
+
+
+def fleet_run(chosen: Config, folder: Path, resume: bool = False) -> FleetRun:
+    return FleetRun(chosen, folder, resume, poll=0.0, secret=SECRET)
+
+
+def give_secret(run: Path) -> None:
+    """Puts the secret into the folder of a run that has not begun."""
+    run.mkdir(exist_ok=True)
+    write_secret(run, SECRET)
 
 
 def play_fleet(chosen: Config, folder: Path, state: Path) -> Path:
-    for _ in play(grid(assign_tiers(chosen), state), recipe_app(), FleetRun(chosen, folder, poll=0.0)):
-        pass
-    return folder
+    return play_grid(grid(assign_tiers(chosen), state), chosen, folder)
 
 
 def play_grid(inside: InsideGrid, chosen: Config, folder: Path, resume: bool = False) -> Path:
-    for _ in play(inside, recipe_app(), FleetRun(chosen, folder, resume, poll=0.01)):
+    for _ in play(inside, recipe_app(), replace(fleet_run(chosen, folder, resume), poll=0.01)):
         pass
     return folder
 
 
-def simulate_with_only(active: Callable[[int], Sequence[int]], chosen: Config, folder: Path) -> Path:
+def simulate_with_only(
+    active: Callable[[int], Sequence[int]], chosen: Config, folder: Path, secret: bytes = SECRET
+) -> Path:
     """Simulates a run in which only these devices are active."""
     folder.mkdir()
-    for _ in play_run(
-        folder, build_experiment(chosen, accelerator="cpu", activate=lambda number, _: [*active(number)])
-    ):
+
+    def activate(number: int, losses: Mapping[int, float]) -> list[int]:
+        return [*active(number)]
+
+    for _ in play_run(folder, build_experiment(chosen, accelerator="cpu", activate=activate, secret=secret)):
         pass
     return folder
 
@@ -93,18 +108,23 @@ class PlannedRoster:
 
     def draw(self, number: int, losses: Mapping[int, float]) -> list[int]:
         population = self.begin(number)
-        drawn = make_sampler(population.config.devices, population.config.seed, population.tier_of)(number, losses)
+        root = population.run_streams.root
+        drawn = make_sampler(population.config.devices, root, population.tier_of)(number, losses)
         present = [d for d in range(len(population.tier_of)) if number not in self.away.get(d, ())]
-        return replace_absent(drawn, present, population.config.seed, number)
+        return replace_absent(drawn, present, root, number)
 
 
 def plan_roster(
-    chosen: Config, more: Sequence[str], joins: Mapping[int, int], away: Mapping[int, Collection[int]]
+    chosen: Config,
+    more: Sequence[str],
+    joins: Mapping[int, int],
+    away: Mapping[int, Collection[int]],
+    secret: bytes = SECRET,
 ) -> PlannedRoster:
     """Builds the roster of a simulation that begins as configured, and that devices of these tiers join later."""
     whole = config_of_everyone(chosen, more)
     data = choose_data(None, chosen.data, data_root(None), chosen.seed)
-    population = build_population(whole, load_method(chosen.method), data)
+    population = build_population(whole, load_method(chosen.method), data, secret=secret)
     return PlannedRoster(replace(population, config=chosen), joins, away)
 
 

@@ -15,7 +15,7 @@ from fedhen.params import TierModels, Weights
 from fedhen.privacy.accounting import Accountant
 from fedhen.privacy.central import CentralPrivacy, noise_shapes
 from fedhen.privacy.ledger import Ledger
-from fedhen.privacy.noise import make_seeded_key
+from fedhen.privacy.noise import make_seeded_source
 
 
 def make_central(
@@ -40,7 +40,7 @@ def make_central(
         "holders": holders,
         "contributed": contributed,
         "rate": rate,
-        "key": make_seeded_key(0),
+        "source": make_seeded_source(0),
         "within": within,
         "model_bytes": {},
     }

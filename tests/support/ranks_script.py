@@ -26,6 +26,7 @@ from fedhen.distributed.process_group import has_lost
 from fedhen.errors import FedhenError
 from fedhen.interrupts import stop_ranks_after_round
 from fedhen.params import Average
+from fedhen.privacy.noise import FRESH_NOISE
 from support.families import texts, two_exits, words
 from support.private_rounds import make_central, nested, play
 from support.tiny import TINY, as_options
@@ -104,7 +105,7 @@ def private(folder: Path) -> None:
     }
     fedhen.train(two_exits(), data(), out=folder / "run", accelerator="cpu", **settings)
     ranks, server = process_group.join(torch.device("cpu")), nested({"a": [5]}, {})
-    mechanism = make_central(server, {"simple": 1, "complex": 1}, ranks=ranks, key=lambda release: os.urandom(32))
+    mechanism = make_central(server, {"simple": 1, "complex": 1}, ranks=ranks, source=FRESH_NOISE)
     noise = play(mechanism, server, [])["simple"]["a"].tolist()
     (folder / f"noise-{ranks.rank}.json").write_text(repr(noise))
 

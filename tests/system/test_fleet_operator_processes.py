@@ -19,7 +19,7 @@ from fedhen.fleet.local_fleet import LocalFleet
 from fedhen.fleet.project import NODES as FOLDER
 from fedhen.fleet.project import fit_to_nodes
 from fedhen.fleet.status import find_status, note_run
-from support.fleets import plan_roster, same_models, start_planned
+from support.fleets import give_secret, plan_roster, same_models, start_planned
 from support.kills import wait_for
 
 pytestmark = [pytest.mark.fleet, pytest.mark.process, pytest.mark.slow]
@@ -34,7 +34,7 @@ from flwr.clientapp import ClientApp
 
 from fedhen.fleet.app import recipe_app
 from fedhen.fleet.apps import client_app, server_app
-from support.fleets import config_of_everyone
+from support.fleets import give_secret, config_of_everyone
 
 OWN = recipe_app()
 APP = replace(OWN, training_data=lambda node, config: OWN.training_data(node, config_of_everyone(config, ["simple"])))
@@ -61,13 +61,11 @@ def choose_config() -> Config:
     settings = [
         *("data.limit=90", "training.epochs=1", "model.widths=[4, 4, 8, 8]", "evaluation.every=1", "rounds=8"),
         *("runtime.engine=plain", "checkpoint.rounds=1", "fleet.deadline_seconds=240", "local.name=scaffold"),
+        "fleet.losses=true",
     ]
     chosen = toml.apply_settings(fit_to_nodes(load_recipe("digits"), NODES), settings)
-    for seed in range(50):
-        found = toml.apply_settings(chosen, [f"seed={seed}"])
-        if plan_roster(found, ["simple"], {2: 3}, {}).draw(4, {}) == [1, 2]:
-            return found
-    raise AssertionError
+    assert plan_roster(chosen, ["simple"], {2: 3}, {}).draw(4, {}) == [1, 2], "as the secret of these tests draws"
+    return chosen
 
 
 @pytest.fixture
@@ -101,6 +99,7 @@ def test_join_in_round_3_leave_in_round_5_return_in_round_7(
     def release(number: int) -> None:
         (tmp_path / f"hold-complex-{number}").unlink()
 
+    give_secret(run)
     note_run(local_fleet.project, run, local_fleet.superlink.start(chosen, run))
     when_held(2)
     local_fleet.start_node("simple-2")

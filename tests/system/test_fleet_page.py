@@ -14,7 +14,8 @@ from fedhen.fleet.apps import client_app
 from fedhen.fleet.live_page import LivePage
 from fedhen.fleet.processes import free_port
 from fedhen.fleet.project import FleetProject
-from fedhen.fleet.server import FleetRun, play
+from fedhen.fleet.server import play
+from support.fleets import fleet_run
 from support.watched import Watched, no_data, served
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -69,7 +70,7 @@ def test_an_open_page_follows_the_fleet(
     watched = Watched(tmp_path, monkeypatch)
     known, nodes = set(watched.known), dict(watched.inside.nodes)
     watched.known = set()
-    rounds = play(watched.inside, recipe_app(), FleetRun(watched.chosen, watched.run, poll=0.0))
+    rounds = play(watched.inside, recipe_app(), fleet_run(watched.chosen, watched.run))
 
     def appear() -> None:
         watched.known = known

@@ -36,7 +36,7 @@ from fedhen.fleet.node_file import read_node_file
 from fedhen.fleet.processes import MARK, find_marked, free_port, kill_marked
 from fedhen.fleet.project import CONNECTION, fit_to_nodes
 from fedhen.runs.reader import read_run
-from support.fleets import same_models, simulate, simulate_with_only
+from support.fleets import give_secret, same_models, simulate, simulate_with_only
 from support.kills import kill_tree, wait_for
 
 pytestmark = [pytest.mark.fleet, pytest.mark.process]
@@ -45,7 +45,7 @@ TESTS = Path(__file__).parent.parent
 NODES = {"simple": 1, "complex": 1}
 SMALL = [
     *("data.limit=80", "training.epochs=1", "model.widths=[4, 4, 8, 8]", "evaluation.every=1"),
-    *("runtime.engine=plain", "checkpoint.rounds=1", "fleet.deadline_seconds=120"),
+    *("runtime.engine=plain", "checkpoint.rounds=1", "fleet.deadline_seconds=120", "fleet.losses=true"),
 ]
 SPOILED_APP = """
 from fedhen.fleet.app import recipe_app
@@ -130,6 +130,7 @@ class TestPlain:
 
     def play(self, local_fleet: LocalFleet, chosen: Config, run: Path, resume: bool = False) -> Path:
         local_fleet.config = chosen
+        give_secret(run)
         for _ in local_fleet.play(run, resume):
             pass
         return run
@@ -169,6 +170,7 @@ class TestPlain:
     def test_a_killed_serverapp_and_a_killed_superlink(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
         """With SCAFFOLD. The run is resumed after each, by another process, and ends with the same bytes."""
         chosen, run = config("rounds=3", "local.name=scaffold"), tmp_path / "fleet"
+        give_secret(run)
         local_fleet.superlink.start(chosen, run)
         wait_for(lambda: rounds_of(run) >= 1)
         # The process of an earlier run may be about to end.

@@ -74,6 +74,8 @@ class LocalVariant:
     """(received, trained) -> the change of the memory, if the server can compute it; devices then need not send it."""
     memory_weight: Callable[[float], float] = lambda omega: 1.0
     """ω_i -> the device's weight in the mean of the memories."""
+    uses_omega: bool = False
+    """Whether `correction` or `remember` depend on ω_i. Devices are told it only then."""
     starting_weight: Callable[[Tensor, Tensor], Tensor] = lambda model, mean: model
     """(server's weight, mean of the memories) -> the weight that devices start from."""
     copies: int = 0
@@ -116,7 +118,7 @@ def scaffold() -> LocalVariant:
             for n, t in context.received.items()
         }
 
-    return LocalVariant("scaffold", correction, remember, memory_weight=lambda omega: omega, copies=1)
+    return LocalVariant("scaffold", correction, remember, memory_weight=lambda omega: omega, uses_omega=True, copies=1)
 
 
 def feddyn(alpha: float) -> LocalVariant:
@@ -142,7 +144,9 @@ def feddyn(alpha: float) -> LocalVariant:
     def infer_change(received: Weights, trained: Weights) -> Weights:
         return {n: trained[n] - t for n, t in received.items()}
 
-    return LocalVariant("feddyn", correction, remember, infer_change, starting_weight=lambda model, mean: model + mean)
+    return LocalVariant(
+        "feddyn", correction, remember, infer_change, uses_omega=True, starting_weight=lambda model, mean: model + mean
+    )
 
 
 def make_local_variant(config: LocalConfig) -> LocalVariant:

@@ -82,7 +82,7 @@ class Oort:
     quotas: Mapping[str, int]
     """Tier -> the number of its devices to ask."""
     times: Timetable
-    seed: int
+    seed: seeds.Root
     notes: Notes = Notes()
 
     def __call__(self, number: int, losses: Mapping[int, float]) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -42,6 +42,9 @@ class Optimizer(ABC):
     lr: float
     decay: float = 0.0
     """Times the weight, added to its gradient."""
+    uncorrected: Collection[str] = field(default=(), kw_only=True)
+    """Weights that the local variant leaves alone, with a decay of their own."""
+    uncorrected_decay: float = field(default=0.0, kw_only=True)
     moments: defaultdict[str, Weights] = field(default_factory=lambda: defaultdict(dict), kw_only=True)
     """Kind -> weight's name -> tensor. Missing ones stand for zeros."""
     steps: dict[str, int] = field(default_factory=dict, kw_only=True)
@@ -53,8 +56,11 @@ class Optimizer(ABC):
         names = [name for name, p in parameters.items() if p.grad is not None]
         weights: list[Tensor] = [parameters[name] for name in names]
         gradients = [w.grad for w in weights if w.grad is not None]
-        if names and self.decay:
-            torch._foreach_add_(gradients, weights, alpha=self.decay)
+        for decay, is_uncorrected in ((self.decay, False), (self.uncorrected_decay, True)):
+            if decay and (
+                places := [k for k, name in enumerate(names) if (name in self.uncorrected) == is_uncorrected]
+            ):
+                torch._foreach_add_([gradients[k] for k in places], [weights[k] for k in places], alpha=decay)
         if names:
             self.update(names, weights, gradients)
 
@@ -156,9 +162,18 @@ OPTIMIZERS: Mapping[str, Callable[[TrainingConfig, float, float], Optimizer]] = 
 """`training.optimizer` -> (settings, η in this round, `Correction.decay`) -> an optimiser without state."""
 
 
-def make_optimizer(training: TrainingConfig, lr: float, pull: float = 0.0) -> Optimizer:
-    """Makes the configured optimiser. `pull` is what the local variant adds to the gradient after the clip, times w."""
-    return OPTIMIZERS[training.optimizer](training, lr, pull)
+def make_optimizer(
+    training: TrainingConfig, lr: float, pull: float = 0.0, uncorrected: Collection[str] = ()
+) -> Optimizer:
+    """Makes the configured optimiser.
+
+    `pull` is what the local variant adds to the gradient after the clip, times w, of weights that it corrects.
+    """
+    make = OPTIMIZERS[training.optimizer]
+    found = make(training, lr, pull)
+    if uncorrected:
+        found.uncorrected, found.uncorrected_decay = uncorrected, make(training, lr, 0.0).decay
+    return found
 
 
 def kept_state_like(training: TrainingConfig, learned: Mapping[str, Tensor]) -> Weights:

@@ -34,8 +34,6 @@ class Phase:
     """0: no limit."""
     lr: float = 0.0
     """The learning rate; 0: that of the round."""
-    factor: float = 1.0
-    """On the learning rate of the round."""
     pull: float = 0.0
     """λ of the pull to the server's model."""
     plain: bool = False
@@ -66,6 +64,8 @@ class Personal:
     """The same for a device that keeps nothing yet, in place of `adaptation`."""
     by_prototypes: bool = False
     """Whether models predict the class whose features on the device are nearest."""
+    factor: float = 1.0
+    """On the learning rate of every round."""
     makes_models: bool = True
     """Whether there are personal models at all."""
 
@@ -153,12 +153,11 @@ def perfedavg(config: Config, classes: int) -> Personal:
         "hessian-free": HessianFree(own.alpha, own.delta),
         "full": ThroughInnerSteps(own.alpha, own.steps),
     }
-    phase = train_phase(config, gradient=orders[own.order])
     factor = own.beta / config.training.lr if own.beta else 1.0
     # As many epochs as make the steps, however few batches the device has.
     adaptation = (Phase(ALL, own.steps, own.steps, own.alpha, plain=True),)
-    outer = Phase(ALL, phase.epochs, phase.max_steps, factor=factor, gradient=phase.gradient)
-    return Personal("perfedavg", (outer,), adaptation=adaptation, newcomers=adaptation)
+    outer = train_phase(config, gradient=orders[own.order])
+    return Personal("perfedavg", (outer,), adaptation=adaptation, newcomers=adaptation, factor=factor)
 
 
 def proto(config: Config, classes: int) -> Personal:

@@ -12,6 +12,7 @@ from fedhen import seeds
 from fedhen.algorithm.oort import Notes, Oort
 from fedhen.algorithm.timetable import Timetable
 from fedhen.config.devices_settings import DevicesConfig
+from fedhen.seeds import Root
 
 Activate = Callable[[int, Mapping[int, float]], list[int]]
 """A sampler: chooses the devices that are active in a round.
@@ -51,13 +52,13 @@ class Remembers(Protocol):
 
 
 def make_sampler(
-    devices: DevicesConfig, seed: int, tier_of: Sequence[str] = (), times: Timetable | None = None
+    devices: DevicesConfig, seed: Root, tier_of: Sequence[str] = (), times: Timetable | None = None
 ) -> Activate:
     """Makes the configured sampler. `tier_of` is the tier of each device, which some samplers need, as `times`.
 
-    All but `loss` and `oort` depend on the seed, the round and the devices' time alone, so that all methods train the
-    same devices. If devices have joined since the run began, there are more than `devices.number`: `bernoulli` keeps
-    the share that is active, and the others keep the number.
+    All but `loss` and `oort` depend on the seed or secret, the round and the devices' time alone, so that all methods
+    train the same devices. If devices have joined since the run began, there are more than `devices.number`:
+    `bernoulli` keeps the share that is active, and the others keep the number.
     """
     everyone = len(tier_of) or devices.number
     most = min(devices.active, everyone)
@@ -96,7 +97,7 @@ def make_sampler(
     return among_those_there(by_name[devices.sampling], times, seed)
 
 
-def make_deadline_sampler(devices: DevicesConfig, seed: int, tier_of: Sequence[str], times: Timetable) -> Activate:
+def make_deadline_sampler(devices: DevicesConfig, seed: Root, tier_of: Sequence[str], times: Timetable) -> Activate:
     """Makes the sampler of FedCS (Nishio and Yonetani 2019): of some candidates those that meet the deadline.
 
     Each tier has its share of the candidates and of the active devices. The fastest come first.
@@ -135,7 +136,7 @@ def share_out(number: int, tier_of: Sequence[str]) -> dict[str, int]:
     return {tier: end - begin for tier, (begin, end) in zip(members, pairwise([0, *ends]), strict=True)}
 
 
-def among_those_there(draw: Activate, times: Timetable, seed: int) -> Activate:
+def among_those_there(draw: Activate, times: Timetable, seed: Root) -> Activate:
     """Makes a sampler that asks others in place of devices that cannot be asked, as far as there are any."""
 
     def active(number: int, losses: Mapping[int, float]) -> list[int]:
@@ -145,7 +146,7 @@ def among_those_there(draw: Activate, times: Timetable, seed: int) -> Activate:
     return active
 
 
-def make_sampler_of(members: Sequence[int], devices: DevicesConfig, seed: int, tier_of: Sequence[str]) -> Activate:
+def make_sampler_of(members: Sequence[int], devices: DevicesConfig, seed: Root, tier_of: Sequence[str]) -> Activate:
     """Makes the configured sampler for some of the devices, as if there were no others."""
     draw = make_sampler(replace(devices, number=len(members)), seed, [tier_of[device] for device in members])
 
@@ -156,7 +157,7 @@ def make_sampler_of(members: Sequence[int], devices: DevicesConfig, seed: int, t
     return active
 
 
-def replace_absent(drawn: Sequence[int], present: Sequence[int], seed: int, number: int) -> list[int]:
+def replace_absent(drawn: Sequence[int], present: Sequence[int], seed: Root, number: int) -> list[int]:
     """Returns the active devices of a round: those that were drawn, with stand-ins for the ones that are away.
 
     So the number that is active stays the same as long as enough devices are there, and a device that is away changes

@@ -30,6 +30,7 @@ from fedhen.models.family import Family
 from fedhen.runs import reader
 from fedhen.runs.folders import PYTHON, create_run_folders
 from fedhen.runs.records import RoundRecord, Summary, Timing, parse_record
+from fedhen.seeds import SECRET_BYTES
 from fedhen.tasks import Task
 from fedhen.tasks.registry import describe_metrics
 from fedhen.tracking.console import Display
@@ -158,7 +159,8 @@ def make_plan(
     elif isinstance(settings.get("data"), str | os.PathLike):
         path = Path(settings.pop("data"))
     task = settings.pop("task") if isinstance(settings.get("task"), Task) else None
-    own = OwnParts(family, data, task, initial if isinstance(initial, Mapping) else None)
+    secret = check_secret(settings.pop("secret", b""))
+    own = OwnParts(family, data, task, initial if isinstance(initial, Mapping) else None, secret)
     if isinstance(settings.get("task"), str):
         settings["task"] = {"name": settings["task"]}
     if initial is not None and own.initial is None:
@@ -199,6 +201,13 @@ def check_data(data: object) -> FederatedData:
             f"data is {_kind(data)}: pass fedhen.FederatedData, as fedhen.FederatedData.from_arrays(x, y) makes it"
         )
     return data
+
+
+def check_secret(secret: object) -> bytes:
+    """Raises a ConfigError if this is not a secret, or none."""
+    if not isinstance(secret, bytes) or len(secret) not in (0, SECRET_BYTES):
+        raise ConfigError(f"secret must be {SECRET_BYTES} bytes, as secrets.token_bytes({SECRET_BYTES}) draws them")
+    return secret
 
 
 def _kind(value: object) -> str:

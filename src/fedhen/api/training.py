@@ -30,6 +30,7 @@ from fedhen.hardware.accelerator import choose_device
 from fedhen.models.family import Family
 from fedhen.runs.folders import find_config, refuse_fleet_run
 from fedhen.runs.layout import MODEL_OWNERS
+from fedhen.runs.private import read_secret
 from fedhen.runs.reader import read_run
 from fedhen.tasks import Task
 from fedhen.tracking.observers import Callback
@@ -52,6 +53,7 @@ def train(
     overwrite: bool = False,
     accelerator: str = "auto",
     activate: Activate | None = None,
+    secret: bytes | None = None,
     progress: bool = True,
     callbacks: Iterable[Callback] = (),
     track: Track = (),
@@ -70,6 +72,7 @@ def train(
         overwrite: Whether to replace the run that is in `run_dir`.
         accelerator: "auto", "cpu" or "cuda".
         activate: A function that chooses the active devices: (round, last reported loss of each device) -> devices.
+        secret: 32 bytes from which the random choices of server and devices follow in place of the seed, as in a fleet.
         progress: Whether to show the progress in a terminal or a notebook.
         callbacks: Functions that are called with each round's record. One that raises ends the run, which is saved.
         track: Trackers to log to: "tensorboard", "mlflow", "wandb", "trackio", or a `fedhen.Observer`.
@@ -79,7 +82,7 @@ def train(
     """
     options: dict[str, Any] = {
         **{"task": task, "initial": initial, "run_dir": run_dir, "overwrite": overwrite},
-        **{"accelerator": accelerator, "activate": activate},
+        **{"accelerator": accelerator, "activate": activate, "secret": secret},
         **{"progress": progress, "callbacks": callbacks, "track": track},
     }
     return _begin_training(family, data, method, config=config, **settings, **options).finish()
@@ -98,6 +101,7 @@ def run(
     overwrite: bool = False,
     accelerator: str = "auto",
     activate: Activate | None = None,
+    secret: bytes | None = None,
     data_dir: PathLike | None = None,
     progress: bool = True,
     callbacks: Iterable[Callback] = (),
@@ -114,11 +118,13 @@ def run(
             A table of settings changes the recipe's data.
         task: What the models predict, if that is not the recipe's task.
         data_dir: The folder of downloaded data. By default $FEDHEN_DATA.
-        initial, run_dir, overwrite, accelerator, activate, progress, callbacks, track, settings: As in `fedhen.train`.
+        initial, run_dir, overwrite, accelerator, activate, secret, progress, callbacks, track, settings: As in
+            `fedhen.train`.
     """
     options: dict[str, Any] = {
         **{"family": family, "data": data, "task": task, "initial": initial},
         **{"run_dir": run_dir, "overwrite": overwrite, "accelerator": accelerator, "activate": activate},
+        **{"secret": secret},
         **{"progress": progress, "callbacks": callbacks, "track": track},
     }
     return _begin_recipe(recipe, method, data_dir=data_dir, **settings, **options).finish()
@@ -138,6 +144,7 @@ def rounds(
     overwrite: bool = False,
     accelerator: str = "auto",
     activate: Activate | None = None,
+    secret: bytes | None = None,
     progress: bool = True,
     callbacks: Iterable[Callback] = (),
     track: Track = (),
@@ -159,6 +166,7 @@ def rounds(
     overwrite: bool = False,
     accelerator: str = "auto",
     activate: Activate | None = None,
+    secret: bytes | None = None,
     data_dir: PathLike | None = None,
     progress: bool = True,
     callbacks: Iterable[Callback] = (),
@@ -234,7 +242,8 @@ def resume(
     if method is None:
         refuse_reference(config.method_file, "method")
     chosen = method if isinstance(method, Method) else load_method(method or config.method)
-    own = OwnParts(family and check_family(family), data and check_data(data), task, initial)
+    secret = bytes.fromhex(ranks.first(lambda: read_secret(folder).hex()))
+    own = OwnParts(family and check_family(family), data and check_data(data), task, initial, secret)
     runs = prepare_runs(
         [Job(chosen.name, "", config, chosen)],
         accelerator=accelerator,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,8 @@ from fedhen.cli.user_files import add_own_parts, load_own_parts
 from fedhen.config import toml
 from fedhen.errors import ConfigError
 from fedhen.fileio.atomic import write_text
-from fedhen.profiles import quantity
-from fedhen.profiles.quantity import parse_quantity
+from fedhen.profiles.quantity import parse_seconds
+from fedhen.profiles.writing import write_profile
 from fedhen.reports.costs import BYTE_UNITS, JOULE_UNITS, TIME_UNITS, Units, choose_format_in
 from fedhen.reports.rendering import Group, Table, to_text
 
@@ -66,33 +66,32 @@ def add_commands(commands: Any) -> None:
 
 
 def plan_command(options: argparse.Namespace) -> int:
-    profile, deadline = choose_profile(options), parse_deadline(options.deadline)
+    profile = choose_profile(options)
+    deadline = None if options.deadline is None else parse_seconds(options.deadline, "--deadline")
     assert profile is not None
     from fedhen.experiment.planning import make_plan
 
     config, method = choose_one(options)
-    if options.profile.endswith(".toml"):
-        config = replace(config, clock=replace(config.clock, profile=str(Path(options.profile).resolve())))
     out = options.out or Path(f"{config.recipe}-on-{profile.name}.toml")
-    if out.exists() and not options.overwrite:
-        raise ConfigError(f"{out} exists: choose another --out, or replace it with --overwrite")
+    # A measured number names a tier, which the planned recipe may not have: its clock takes the speeds themselves.
+    measured = out.with_name(f"{out.stem}-profile.toml") if profile.calibration else None
+    files = [each for each in (out, measured) if each is not None]
+    for path in files:
+        if path.exists() and not options.overwrite:
+            raise ConfigError(f"{path} exists: choose another --out, or replace it with --overwrite")
+    if measured is not None or options.profile.endswith(".toml"):
+        path = Path(options.profile) if measured is None else measured
+        config = replace(config, clock=replace(config.clock, profile=str(path.resolve())))
     if not options.quiet:
         print_note("measuring what each candidate costs ...")
-    plan = make_plan(config, method, profile, load_own_parts(options), deadline)
-    try:
-        write_text(out, toml.to_toml(plan.config))
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
-    print(json.dumps(describe_plan(plan, out), indent=2) if options.json else format_plan(plan, out))
+    plan = make_plan(config, method, profile, load_own_parts(options), deadline, options.data_dir)
+    for path, text in zip(files, (toml.to_toml(plan.config), write_profile(plan.profile)), strict=False):
+        try:
+            write_text(path, text)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    print(json.dumps(describe_plan(plan, out), indent=2) if options.json else format_plan(plan, files))
     return 0
-
-
-def parse_deadline(text: str | None) -> float | None:
-    """Parses a time with a unit; without one, seconds."""
-    if text is None:
-        return None
-    with_unit = f"{text} s" if text.strip().replace(".", "", 1).isdigit() else text
-    return parse_quantity(with_unit, quantity.TIME, "--deadline", positive=True).typical
 
 
 def describe_plan(plan: Plan, out: Path) -> dict[str, Any]:
@@ -124,9 +123,11 @@ def describe_plan(plan: Plan, out: Path) -> dict[str, Any]:
     }
 
 
-def format_plan(plan: Plan, out: Path) -> str:
-    """Returns a plan as a table, and what to do with it."""
-    return f"{to_text(make_table(plan))}\nrecipe: {out}\nplay it with: fedhen run --config {out}"
+def format_plan(plan: Plan, files: Sequence[Path]) -> str:
+    """Returns a plan as a table, and what to do with it. The recipe is the first of its files."""
+    out, *profiles = files
+    lines = [f"recipe: {out}", *(f"profile of its clock, with the measured speed: {path}" for path in profiles)]
+    return "\n".join([to_text(make_table(plan)), *lines, f"play it with: fedhen run --config {out}"])
 
 
 def make_table(plan: Plan) -> Table:

@@ -15,6 +15,7 @@ from fedhen.distributed.communicator import current_ranks
 from fedhen.errors import ConfigError
 from fedhen.fileio.python_files import refuse_reference, resolve_reference
 from fedhen.runs.folders import refuse_fleet_run
+from fedhen.runs.private import read_secret
 from fedhen.runs.reader import read_run
 
 EXAMPLES = """\
@@ -59,6 +60,7 @@ def resume_command(options: argparse.Namespace) -> int:
     ranks = process_group.join(choose_device(options.accelerator))
     # Rank 0 reads the folder, because the other ranks may not see it.
     config = toml.parse_toml(ranks.first(lambda: toml.to_toml(read_resumable(folder, options))))
+    options.secret = bytes.fromhex(ranks.first(lambda: read_secret(folder).hex()))
     check_again(options, config)
     method = load_method(choose_method(config, options.method), find_files(options))
     options.resume = True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from fedhen.cli.options import add_method_options, add_recipe, add_training_options, choose_one, spread_over_seeds
 from fedhen.cli.training import COMBINED, METHODS_HELP, name_run, train_seeds
+from fedhen.runs.private import read_secret_file
 
 EXAMPLES = """\
 examples:
@@ -34,9 +36,16 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--method", metavar="M", help=f"{METHODS_HELP} (default: the recipe's, fedhen)")
     add_method_options(command)
     add_training_options(command)
+    command.add_argument(
+        "--secret",
+        type=Path,
+        metavar="FILE",
+        help="private/secret of a fleet's run, to simulate it: random choices follow from it in place of the seed",
+    )
     command.set_defaults(run=run_command, fits_devices=True)
 
 
 def run_command(options: argparse.Namespace) -> int:
+    options.secret = read_secret_file(options.secret) if options.secret else b""
     choice = choose_one(options)
     return train_seeds(spread_over_seeds(choice, options), options, name_run(choice.config))

@@ -54,7 +54,7 @@ def find_files(options: argparse.Namespace) -> PythonFiles:
 
 
 def load_own_parts(options: argparse.Namespace) -> OwnParts:
-    """Returns the family, the data and the task that the options name, made once for each command."""
+    """Returns the family, the data and the task that the options name, and the secret, made once for each command."""
     from fedhen.data.dataset import Data
     from fedhen.experiment.build import OwnParts
     from fedhen.models.family import Family
@@ -66,6 +66,7 @@ def load_own_parts(options: argparse.Namespace) -> OwnParts:
             family=files.make(named["family"], "family", Family) if named["family"] else None,
             data=files.make(named["data"], "data", Data) if named["data"] else None,
             task=files.make(named["task"], "task", Task) if named["task"] else None,
+            secret=getattr(options, "secret", b""),
         )
     parts: OwnParts = options.own_parts
     return parts

@@ -71,3 +71,8 @@ class FleetConfig:
         0, "devices that are asked in addition to `devices.active`, because some may not answer", least=0
     )
     wait_seconds: float = setting(300.0, "seconds to wait for all devices of the fleet before the first round", above=0)
+    losses: bool = setting(
+        False,
+        "whether nodes report the losses of their training, for the progress and the records; with "
+        "devices.sampling=loss they always do",
+    )

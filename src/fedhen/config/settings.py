@@ -29,7 +29,7 @@ class Config:
     recipe: str = setting("custom", "name of the experiment; a report compares runs with the same name")
     method: str = setting("fedhen", "federated method")
     method_file: str = setting("", "the Python file that defines the method, as file.py:NAME, if it is your own")
-    seed: int = setting(0, "every random number follows from it", least=0)
+    seed: int = setting(0, "every random number follows from it; in a fleet they follow from a secret", least=0)
     rounds: int = setting(1000, "T, communication rounds", least=1)
     data: DataConfig = field(default_factory=DataConfig)
     task: TaskConfig = field(default_factory=TaskConfig)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhen import seeds
 from fedhen.data.augmentation import AUGMENTATIONS, Coins, Draws, draw
 from fedhen.data.dataset import Data, Index
 from fedhen.data.inputs import Inputs, map_tensors
+from fedhen.seeds import DeviceStreams
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,16 @@ def plan_visits(
     epochs: int,
     batch_size: int,
     drop_last: bool,
-    address: tuple[int, int, int],
+    streams: DeviceStreams,
     max_steps: int = 0,
     purpose: tuple[str | int, ...] = (),
 ) -> Visits:
     """Plans a new order for every epoch, of at most `max_steps` batches in all, if it is not 0.
 
-    `address` is (seed, round, device), and `purpose` why a device trains if that is not the round: the draws depend on
-    nothing else.
+    `streams` are those of the device in the round, and `purpose` is why it trains if that is not the round: the draws
+    depend on nothing else.
     """
-    seed, round_number, device = address
-    order = seeds.stream(seed, "order", round_number, device, *purpose)
+    order = streams.stream("order", *purpose)
     per_epoch = len(shard) - len(shard) % batch_size if drop_last and len(shard) >= batch_size else len(shard)
     examples = np.concatenate([order.permutation(shard)[:per_epoch] for _ in range(epochs)])
     ends = np.minimum(np.arange(batch_size, per_epoch + batch_size, batch_size), per_epoch)
@@ -64,7 +63,7 @@ def plan_visits(
     return Visits(
         examples=examples,
         ends=all_ends,
-        draws=draw(seeds.stream(seed, "augmentation", round_number, device, *purpose), len(examples)),
+        draws=draw(streams.stream("augmentation", *purpose), len(examples)),
     )
 
 

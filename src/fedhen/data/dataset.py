@@ -263,6 +263,9 @@ class FederatedData:
         places = np.full(len(self.y), -1, np.int64)
         places[index.cpu().numpy()] = np.arange(len(index))
         shards = [places[shard][places[shard] >= 0] for shard in self.shards]
+        for device, shard in enumerate(shards):
+            if not len(shard):
+                raise DataError(f"none of device {device}'s examples is left: keep more (data.fraction, data.limit)")
         return replace(self, x=take(self.x, index), y=self.y[index], shards=tuple(shards))
 
     def split(self, shards: Sequence[Index], test_shards: Sequence[Index] = ()) -> FederatedData:

@@ -139,6 +139,6 @@ def require(files: Files, path: Path) -> None:
     if wrong := find_problem(files, path):
         get = f"`fedhen data fetch {files.name} --to {quote(str(path.parent.parent))}`"
         raise DataError(
-            f"{path} {wrong}: get it with {get}, or name the folder that holds {files.folder} with --data-dir, "
-            "from Python with data_dir=..."
+            f"{path} {wrong}: get it with {get}, or name the folder that holds {files.folder} with --data-dir or "
+            "FEDHEN_DATA, from Python with data_dir=..."
         )

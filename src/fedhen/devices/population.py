@@ -26,6 +26,7 @@ from fedhen.errors import ConfigError, DataError, unknown_name
 from fedhen.hardware.precision import Precision, choose_precision
 from fedhen.models.family import Family
 from fedhen.params import TierModels, Weights, numel, select
+from fedhen.seeds import DeviceStreams, RunStreams, Streams
 from fedhen.tasks import Classification, Task
 from fedhen.tasks.registry import make_task
 from fedhen.wire.wire import Wire, make_wires
@@ -71,8 +72,8 @@ class Population:
     """The number of outputs of a model of a named family; in classification, of classes."""
     validation: Data | None = None
     """Data whose test examples are the held-out training examples, if there are any."""
-    first: int = 0
-    """The number of the first device. A node of a real fleet is one device, with any number."""
+    streams: Streams = RunStreams(0)
+    """Where the random choices of server and devices come from."""
 
     @cached_property
     def counted(self) -> Coins | None:
@@ -139,6 +140,16 @@ class Population:
         unsent = {tier: select(seed_weights, holding.personal) for tier, holding in self.holdings.items()}
         return replace(self, unsent={tier: weights for tier, weights in unsent.items() if weights})
 
+    @property
+    def run_streams(self) -> RunStreams:
+        """The random streams of the whole run, which only a server and a simulation have."""
+        assert isinstance(self.streams, RunStreams)
+        return self.streams
+
+    def streams_of(self, round_number: int, device: int) -> DeviceStreams:
+        """Returns the random streams of a device in a round."""
+        return self.streams.of_device(round_number, device)
+
     def select_learned(self, tier: str, weights: Mapping[str, Tensor]) -> Weights:
         """Returns the weights that the loss of a tier's devices reaches."""
         return {n: t for n, t in weights.items() if n in self.holdings[tier].learned}
@@ -162,22 +173,22 @@ def make_population(
     task: Task | None = None,
     outputs: int = 0,
     validation: Data | None = None,
-    first: int = 0,
+    streams: Streams | None = None,
     checked: bool = False,
 ) -> Population:
     """Checks that settings, models and data fit together, and finds what the devices of each tier hold.
 
     `data` lies on the accelerator. `checked` says that the family was checked before, as the server of a fleet does
-    for its nodes.
+    for its nodes. By default all random choices follow from the seed.
     """
-    tiers = tuple(config.tiers)
+    tiers, streams = tuple(config.tiers), streams or RunStreams(config.seed)
     if tiers != tuple(tier for tier in family.tiers if tier in tiers):
         raise ConfigError(
             f"tiers names {', '.join(tiers)}, but the family has, in this order, {', '.join(family.tiers)}"
         )
     if config.server.rows_by_class and not family.outputs:
         raise ConfigError("server.rows_by_class needs a family that names its outputs: Family(..., outputs=...)")
-    with seeds.randomness(config.seed, "initial weights"):
+    with seeds.randomness(streams.initial, "initial weights"):
         module = family.build(tiers[-1])
     data, validation = data.in_type_of(module), validation and validation.in_type_of(module)
     images = isinstance(data.x, torch.Tensor) and len(data.shape) == 3
@@ -217,7 +228,7 @@ def make_population(
         parts=parts,
         outputs=outputs or data.classes,
         validation=validation,
-        first=first,
+        streams=streams,
         held_out=choose_held_out(config, tier_of),
     )
 

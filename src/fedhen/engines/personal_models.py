@@ -51,7 +51,7 @@ class PersonalModels:
     def find_initial(self) -> TierModels:
         """Returns the models that training starts from."""
         population = self.devices.population
-        initial = population.family.initial(population.config.seed)
+        initial = population.family.initial(population.streams.initial)
         return {tier: select(initial, holding.shapes) for tier, holding in population.holdings.items()}
 
     def make_local(self, initial: TierModels, device: int) -> nn.Module:

@@ -92,7 +92,8 @@ class SequentialDevices:
         module = self.modules.take(tier)
         load_weights(module, {**sent.models[tier], **strip_prefix(KEPT_PART, context.memory)})
         correction, training = population.local.correction(context), population.config.training
-        optimizer = make_optimizer(training, self.lr(round_number), correction.decay)
+        lr, personal = self.lr(round_number), population.holdings[tier].tuned
+        optimizer = make_optimizer(training, lr, correction.decay, uncorrected=personal)
         if like := population.optimizer_like(tier, context.received):
             optimizer.load(dict(module.named_parameters()), context.memory)
         occasion = Occasion(round_number, device)
@@ -129,8 +130,7 @@ class SequentialDevices:
         """
         config, done = self.population.config, list[tuple[Phase, float, int]]()
         # Random choices of the model, such as dropout, have an address too.
-        address: list[int | str] = ["model", occasion.round, self.population.first + occasion.device, *occasion.purpose]
-        random = seeds.randomness(config.seed, *address)
+        random = self.population.streams_of(occasion.round, occasion.device).randomness("model", *occasion.purpose)
         with torch_threads(threads_per_worker(config.runtime)), random, fast_convolutions(module):
             for number, phase in enumerate(phases):
                 frozen = self.find_frozen(phase, occasion.device, module)
@@ -152,7 +152,7 @@ class SequentialDevices:
         return LocalProblem(
             population.objectives[population.tier_of[occasion.device]],
             population.config.training,
-            phase.lr or self.lr(occasion.round) * phase.factor,
+            phase.lr or self.lr(occasion.round),
             correction,
             self.logit_mask(occasion.device),
             population.precision,
@@ -197,9 +197,8 @@ class SequentialDevices:
 
     def draw_for_rounding(self, round_number: int, device: int, number: int) -> Tensor:
         """Returns random numbers of [0, 1) with which the wire rounds a device's update."""
-        population = self.population
-        address = population.config.seed, "wire", round_number, population.first + device
-        return torch.from_numpy(seeds.stream(*address).random(number, dtype=np.float32))
+        stream = self.population.streams_of(round_number, device).stream("wire")
+        return torch.from_numpy(stream.random(number, dtype=np.float32))
 
     def local_context(self, device: int, sent: Sent) -> LocalContext:
         return self.population.local_context(device, sent, self.memory.get(device, {}))
@@ -227,17 +226,18 @@ class SequentialDevices:
 
     def lr(self, round_number: int) -> float:
         """Returns η in that round."""
-        return learning_rate(self.population.config.training, round_number, self.population.config.rounds)
+        config = self.population.config
+        return learning_rate(config.training, round_number, config.rounds) * self.population.personal.factor
 
     def plan_batches(
         self, round_number: int, device: int, phase: Phase | None = None, purpose: tuple[str | int, ...] = ()
     ) -> Visits:
         """Returns which examples the device trains on in a phase of that round, in order; by default in the first."""
         config, shard = self.population.config, self.population.data.shards[device]
-        training, address = config.training, (config.seed, round_number, self.population.first + device)
+        training, streams = config.training, self.population.streams_of(round_number, device)
         phase = phase or self.population.personal.training[0]
         drops = training.last_batch == "drop"
-        visits = plan_visits(shard, phase.epochs, training.batch_size, drops, address, phase.max_steps, purpose)
+        visits = plan_visits(shard, phase.epochs, training.batch_size, drops, streams, phase.max_steps, purpose)
         return visits if self.population.counted is None else visits.only(self.population.counted)
 
     def batches(self, occasion: Occasion, phase: Phase, number: int) -> Iterator[tuple[Inputs, Tensor]]:
@@ -276,7 +276,7 @@ class SequentialDevices:
 def build_module(population: Population, tier: str) -> nn.Module:
     """Builds the module of that tier, always with the same weights."""
     data = population.data
-    with seeds.randomness(population.config.seed, "initial weights"):
+    with seeds.randomness(population.streams.initial, "initial weights"):
         module = population.family.build(tier).to(data.device)
     load_weights(module, {**population.fixed.get(tier, {}), **population.unsent.get(tier, {})})
     return apply_image_layout(module, data.sample()[0], population.precision, population.config.training.batch_size)

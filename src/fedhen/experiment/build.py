@@ -44,9 +44,9 @@ from fedhen.models.registry import make_family
 from fedhen.params import TierModels, count_bytes, pack, select
 from fedhen.privacy.attacks import apply_attack, flip_labels
 from fedhen.privacy.choose import choose_sampler, make_mechanism
-from fedhen.privacy.noise import Key
 from fedhen.privacy.refusals import check_promise
 from fedhen.privacy.silence import silence
+from fedhen.seeds import RunStreams
 from fedhen.tasks import Task
 from fedhen.tasks.registry import TASKS, describe_task, make_task
 
@@ -62,6 +62,7 @@ def build_experiment(
     accelerator: str = "auto",
     data_dir: Path | None = None,
     ranks: Ranks = ALONE,
+    secret: bytes = b"",
 ) -> Experiment:
     """Builds the experiment of a configuration. Data, family and method are loaded by name unless they are given."""
     where = choose_device(accelerator)
@@ -71,6 +72,7 @@ def build_experiment(
         choose_data(data, config.data, data_root(data_dir), config.seed).to(where),
         family,
         task,
+        secret=secret,
     )
     return start_experiment(population, activate=activate, ranks=ranks)
 
@@ -84,6 +86,8 @@ class OwnParts:
     task: Task | None = None
     initial: Mapping[str, Tensor] | None = None
     """Weights to start from."""
+    secret: bytes = b""
+    """The secret from which the random streams of server and devices follow; empty: they follow from the seed."""
 
 
 def build_populations(
@@ -107,7 +111,7 @@ def build_populations(
         # Only if the seed decides which examples there are is the data loaded for each seed.
         data = load(config.data, config.seed if sources.is_drawn(config.data) else 0)
         fitted = fit_devices(config, data) if fit else config
-        yield build_population(fitted, method, data, own.family, own.task, own.initial)
+        yield build_population(fitted, method, data, own.family, own.task, own.initial, own.secret)
 
 
 def choose_data(given: Data | None, config: DataConfig, root: Path, seed: int) -> Data:
@@ -131,8 +135,13 @@ def build_population(
     family: Family | None = None,
     task: Task | None = None,
     initial: Mapping[str, Tensor] | None = None,
+    secret: bytes = b"",
 ) -> Population:
-    """Deals the data to the devices, builds the model family, and checks that all of it fits together."""
+    """Deals the data to the devices, builds the model family, and checks that all of it fits together.
+
+    With a secret, the random streams of server and devices follow from it in place of the seed. How the data is dealt
+    does not.
+    """
     if task is not None:
         check_named_task(task, config)
     task = task or make_task(config.task)
@@ -175,6 +184,7 @@ def build_population(
         task=task,
         outputs=outputs,
         validation=validation,
+        streams=RunStreams(secret or config.seed),
     )
 
 
@@ -199,14 +209,18 @@ def start_experiment(
     activate: Activate | None = None,
     ranks: Ranks = ALONE,
     engine: Callable[[EngineParts], Engine] = choose_engine,
-    noise_key: Key | None = None,
+    is_fleet: bool = False,
     roster: Callable[[Population], Roster] = ConstantRoster,
 ) -> Experiment:
-    """Sets up the state before the first round: initial models, memories, stores, and the engine."""
-    config, data = population.config, population.data
-    check_promise(config, population.family, own_sampler=activate is not None)
+    """Sets up the state before the first round: initial models, memories, stores, and the engine.
+
+    A fleet brings its own engine and sampler, and the noise of its differential privacy can never be computed again.
+    """
+    config, data, streams = population.config, population.data, population.run_streams
+    own_sampler = activate is not None and not is_fleet
+    check_promise(config, population.family, own_sampler=own_sampler, is_fleet=is_fleet)
     where, sizes = data.device, population.tier_sizes
-    initial = {name: tensor.to(where) for name, tensor in population.family.initial(config.seed).items()}
+    initial = {name: tensor.to(where) for name, tensor in population.family.initial(streams.initial).items()}
     server = {tier: select(initial, holding.shapes) for tier, holding in population.holdings.items()}
     fixed = {tier: select(initial, holding.fixed) for tier, holding in population.holdings.items()}
     population = replace(population, fixed=fixed).place_unsent(initial)
@@ -232,11 +246,13 @@ def start_experiment(
         population=population,
         engine=replace(chosen, devices=devices if clock is None else ClockedDevices(devices, clock)),
         activate=activate
-        or choose_sampler(config, population.tier_of, population.held_out, clock.timetable if clock else None),
+        or choose_sampler(
+            config, population.tier_of, streams.root, population.held_out, clock.timetable if clock else None
+        ),
         server=server,
         memories=Memories(mean, sizes),
         last_models=last_models,
-        mechanism=make_mechanism(population, server, ranks, noise_key),
+        mechanism=make_mechanism(population, server, ranks, is_fleet=is_fleet),
         optimizer=optimizer,
         moments=optimizer.start(server, {t: holding.learned for t, holding in population.holdings.items()}),
         memory=memory,

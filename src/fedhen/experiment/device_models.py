@@ -26,6 +26,7 @@ from fedhen.fileio.python_files import refuse_reference
 from fedhen.models.model_card import ModelCard
 from fedhen.models.model_files import keep_exits
 from fedhen.runs.folders import find_config, refuse_fleet_run
+from fedhen.runs.private import read_secret
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ def make_device_model(folder: Path, device: int, own: OwnParts, data_root: Path)
     refuse_reference(config.method_file, "method")
     method = load_method(config.method)
     data = choose_data(own.data, config.data, data_root, config.seed)
-    experiment = start_experiment(build_population(config, method, data, own.family, own.task, own.initial))
+    secret = read_secret(folder)
+    population = build_population(config, method, data, own.family, own.task, own.initial, secret)
+    experiment = start_experiment(population)
     experiment.restore(open_newest(folder, partial(restore_from, folder, experiment)))
     population, tier = experiment.population, experiment.population.tier_of[device]
     models = PersonalModels(SequentialDevices(population, experiment.memory))

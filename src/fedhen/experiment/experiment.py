@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -116,7 +116,7 @@ class Experiment:
             record, private = self.mechanism.publish(self.record(done))
             self.end_if_spent()
             rounded = {name: round(seconds, 6) for name, seconds in timing.items()}
-            step = Step({**record, **scores}, rounded, done.failed, private)
+            step = Step({**record, **scores}, rounded, done.failed, private, self.mechanism.spent)
             self.played = done.number
             self.reached.update(done.active)
             # Frees the updates of this round before the next round allocates as many.
@@ -349,3 +349,5 @@ class Step:
     """Device -> the error that its training raised."""
     private: dict[str, Any] = field(default_factory=dict)
     """What only the server may see of the round; empty if the record has it all."""
+    spent: Sequence[int] = ()
+    """See `Mechanism.spent`."""

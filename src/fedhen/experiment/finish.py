@@ -20,6 +20,7 @@ from fedhen.params import count_elements
 from fedhen.profiles.workload import Workload
 from fedhen.runs.folders import find_config
 from fedhen.runs.layout import FLEET, ROUNDS, SUMMARY
+from fedhen.runs.private import read_spent
 from fedhen.runs.reader import Run, read_run
 from fedhen.runs.writer import cut_records, explain_write_errors
 
@@ -44,6 +45,7 @@ def finish_run(folder: Path) -> bool:
             read_seconds(models),
             describe_end(models),
             (folder / FLEET).is_file(),
+            read_spent(folder),
         )
         records = [record.to_dict() for record in run.rounds[: models.round]]
         cut_records(folder, models.round)

@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from fedhen.algorithm.methods import Method
 from fedhen.config.model_settings import ModelConfig
 from fedhen.config.settings import Config
+from fedhen.data.storage import data_root
 from fedhen.devices.workload import measure_workload
 from fedhen.errors import ConfigError
-from fedhen.experiment.build import OwnParts, build_population, fit_devices, start_experiment
+from fedhen.experiment.build import OwnParts, build_population, choose_data, fit_devices, start_experiment
 from fedhen.experiment.recount import load_or_imitate
 from fedhen.models.registry import FAMILIES
 from fedhen.params import count_bytes
@@ -66,6 +68,7 @@ class Plan:
 
     config: Config
     profile: Profile
+    """With the speeds that were planned with."""
     classes: Sequence[Planned]
     """Slowest first."""
     deadline: float
@@ -77,7 +80,14 @@ class Plan:
         return max(self.classes, key=lambda each: each.seconds(each.candidate).total)
 
 
-def make_plan(config: Config, method: Method, profile: Profile, own: OwnParts, given: float | None) -> Plan:
+def make_plan(
+    config: Config,
+    method: Method,
+    profile: Profile,
+    own: OwnParts,
+    given: float | None,
+    data_dir: Path | None = None,
+) -> Plan:
     """Chooses for each class the largest candidate with which it meets the deadline in seconds.
 
     If none is given, the deadline is when the fastest class has trained the largest candidate, or the slowest class the
@@ -87,7 +97,8 @@ def make_plan(config: Config, method: Method, profile: Profile, own: OwnParts, g
         raise ConfigError(
             f"profile {profile.name} gives its classes tiers, which a plan chooses: remove `tier` from its classes"
         )
-    data = own.data if own.data is not None else load_or_imitate(config)
+    root = data_root(data_dir)
+    data = load_or_imitate(config, root) if own.data is None else choose_data(own.data, config.data, root, config.seed)
     config, own = fit_devices(config, data), replace(own, data=data)
     wide = with_candidates(config, own)
     candidates = measure_candidates(wide, method, own)
@@ -99,7 +110,7 @@ def make_plan(config: Config, method: Method, profile: Profile, own: OwnParts, g
     deadline = given or max(smallest, found[-1].seconds(candidates[-1]).total)
     chosen = choose_candidates(found, deadline)
     recipe = make_recipe(config, wide, profile, chosen, own)
-    return Plan(recipe if given is None else add_deadline(recipe, given), profile, chosen, deadline)
+    return Plan(recipe if given is None else add_deadline(recipe, given), calibrated, chosen, deadline)
 
 
 def choose_candidates(classes: Sequence[Planned], deadline: float) -> list[Planned]:

@@ -41,10 +41,10 @@ def recount_workload(folder: Path) -> Workload:
     return _measure(replace(config, seed=seed, rounds=1, targets={}, model=replace(config.model, initial="")))
 
 
-def load_or_imitate(config: Config) -> Data:
+def load_or_imitate(config: Config, root: Path) -> Data:
     """Loads the data of a configuration, or takes blank images in its place if only their number and shape matter."""
     if config.data.name not in SHAPES or config.split.kind not in EQUAL_SPLITS or config.evaluation.validation:
-        return sources.load_data(config.data, data_root(None), config.seed)
+        return sources.load_data(config.data, root, config.seed)
     *shape, classes = SHAPES[config.data.name]
     x, y = torch.zeros(1, *shape).expand(EXAMPLES, *shape), torch.arange(EXAMPLES) % classes
     return sources.select_examples(Data(x, y, x[:classes], y[:classes], classes), config.data, config.seed)
@@ -57,4 +57,4 @@ def _measure(config: Config) -> Workload:
 @cache
 def _measure_once(text: str) -> Workload:
     config = toml.parse_toml(text)
-    return measure_workload(build_population(config, load_method(config.method), load_or_imitate(config)))
+    return measure_workload(build_population(config, load_method(config.method), load_or_imitate(config, data_root())))

@@ -23,15 +23,17 @@ from fedhen.experiment.saved_models import save_start
 from fedhen.experiment.stopping import describe_rule, read_rule
 from fedhen.fileio.locks import lock_folder
 from fedhen.params import TierModels
-from fedhen.runs.layout import CONFIG, ENVIRONMENT, ROUNDS, SUMMARY, TIMING
+from fedhen.runs.layout import CONFIG, ENVIRONMENT, PRIVATE, ROUNDS, SECRET, SUMMARY, TIMING
+from fedhen.runs.lines import read_whole_lines
+from fedhen.runs.private import make_closed, read_participation, read_secret, read_spent, write_secret
 from fedhen.runs.reader import read_run
-from fedhen.runs.writer import RunWriter, make_closed, read_participation, read_whole_lines
+from fedhen.runs.writer import RunWriter
 from fedhen.tasks.registry import describe_metrics
 
 FREE = (
     *("rounds", "stop.until", "stop.patience", "privacy.budget"),
     *("runtime.workers", "runtime.storage", "runtime.storage_dir", "checkpoint.minutes", "checkpoint.rounds"),
-    *("fleet.deadline_seconds", "fleet.answers", "fleet.spare_devices", "fleet.wait_seconds"),
+    *("fleet.deadline_seconds", "fleet.answers", "fleet.spare_devices", "fleet.wait_seconds", "fleet.losses"),
 )
 """Settings that may change when a run is resumed: no result of a round depends on them."""
 
@@ -127,6 +129,7 @@ class RunStart:
         self.initial, _ = self.experiment.initial_models(), self.digests
         if self.how.resume and (self.folder / CONFIG).is_file():
             check_same_settings(config, flatten_settings(toml.read_toml(self.folder / CONFIG)), str(self.folder))
+            self.check_secret()
             if is_finished(self.folder, config):
                 return {"finished": True, "saved": None}
             plan = None if self.how.restart else self.open_newest()
@@ -140,7 +143,16 @@ class RunStart:
             "reached": sorted(
                 {device for each in read_participation(self.folder, played) for device in each["active"]}
             ),
+            "spent": read_spent(self.folder) if self.how.resume else [],
         }
+
+    def check_secret(self) -> None:
+        """Raises CheckpointError if the random streams would follow from something else than before."""
+        if read_secret(self.folder) != self.experiment.population.run_streams.secret:
+            raise CheckpointError(
+                f"{self.folder} has another secret in {PRIVATE}/{SECRET} than the one that was given: "
+                "resume it with its own, or start a new run in another folder"
+            )
 
     def open_newest(self) -> dict[str, Any] | None:
         """Opens the newest checkpoint that can be used. Returns None if the run ended before its first checkpoint."""
@@ -201,8 +213,8 @@ class RunStart:
         known = [name for name in now if name in before or name not in checkpoint_state.FILES]
         if changed := [name for name in known if now[name] != before.get(name)]:
             raise CheckpointError(
-                f"{self.folder} was played with other data: the {', '.join(changed)} are not those of its checkpoint; "
-                "use the same data and files, or start a new run in another folder"
+                f"{self.folder} cannot be continued, because this has changed since its checkpoint: "
+                f"{', '.join(changed)}; use the same data and files, or start a new run in another folder"
             )
 
     def compare_versions(self, before: Mapping[str, str]) -> None:
@@ -214,6 +226,9 @@ class RunStart:
         """Opens the records of the run, to append to them or to start them."""
         played = self.saved.round if self.saved else 0
         population = self.experiment.population
+        if secret := population.run_streams.secret:
+            # Before the configuration, with which a run can be resumed.
+            write_secret(self.folder, secret)
         if population.config.privacy.is_private:
             # Checkpoints hold past noise, and which devices took part.
             make_closed(self.place)

@@ -23,6 +23,7 @@ from fedhen.experiment.summary import Outcome, make_summary
 from fedhen.fileio.background import BackgroundTask
 from fedhen.interrupts import RoundAbandoned, RunStopped, StopNow, StopRequest
 from fedhen.runs.layout import FLEET, PRIVATE, resume_command
+from fedhen.runs.private import write_spent
 from fedhen.runs.writer import RunWriter, explain_write_errors, write_device_errors
 
 
@@ -46,6 +47,7 @@ def play_run(
         if plan["saved"] is not None:
             experiment.reached = set(plan["reached"])
             experiment.restore(checkpoint_state.restore_state(beginning.saved, plan["saved"], experiment.state()))
+        experiment.mechanism.recall(plan["spent"])
         keeper = RunKeeper(folder, experiment, beginning, held.enter_context(BackgroundTask()))
         if not ranks.rank:
             held.enter_context(explain_write_errors(folder))
@@ -120,6 +122,8 @@ class RunKeeper:
     def commit(self, step: Step, now: bool) -> Step:
         """Writes the record of a complete round, then the checkpoint if it is due, then the timing."""
         if self.recorder is not None:
+            if step.spent:
+                write_spent(self.folder, step.spent)
             self.recorder.write_private(step.private)
             errors = self.folder / PRIVATE if step.private else self.folder
             write_device_errors(errors, step.record["round"], step.failed)
@@ -213,6 +217,7 @@ class RunKeeper:
                 time.perf_counter() - self.began,
                 self.describe_stop(),
                 (self.folder / FLEET).is_file(),
+                experiment.mechanism.spent,
             )
             self.recorder.finish(make_summary(experiment.config, experiment.metrics, self.records, outcome))
             checkpoint_files.keep_newest(self.folder / checkpoint_files.FOLDER, 1)

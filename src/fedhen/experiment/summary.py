@@ -28,6 +28,8 @@ class Outcome:
     """Why the run ended before its last planned round: `reason`, and `rule` if it stopped by itself; else empty."""
     is_fleet: bool = False
     """Whether a real fleet played the run."""
+    spent: Sequence[int] = ()
+    """The noisy sums that each stream of noise has released, where these are not the rounds."""
 
 
 def make_summary(
@@ -54,7 +56,7 @@ def make_summary(
         **({"final": final, "best": best} if scored else {}),
         **summarise_own(metrics[0], records),
         **({"best_rounds": outcome.best_rounds} if outcome.best_rounds else {}),
-        **describe_promise(config, records, outcome.is_fleet),
+        **describe_promise(config, records, outcome.is_fleet, outcome.spent),
         "dropped": sum(len(r["dropped"]) for r in records),
         "failed": sum(len(r.get("failed", ())) for r in records),
         **({"late": late} if late else {}),

@@ -136,6 +136,7 @@ def recipe_app() -> App:
     """Builds the app of a local fleet: every node deals the recipe's data as a simulation does, and keeps its shard."""
 
     def training_data(node: NodeConfig, config: Config) -> Examples:
+        config = with_seed(node, config)
         data = sources.load_data(config.data, data_root(None), config.seed)
         shard = deal(data, config.split, config.devices.number, config.seed)[int(node["device"])]
         index = torch.from_numpy(shard)
@@ -146,9 +147,15 @@ def recipe_app() -> App:
         return Examples(data.x_test, data.y_test, data.normalisation, data.about or DataSpec())
 
     def own_test_data(node: NodeConfig, config: Config) -> Examples:
+        config = with_seed(node, config)
         data = sources.load_data(config.data, data_root(None), config.seed)
         dealt = data.split(deal(data, config.split, config.devices.number, config.seed))
         index = torch.from_numpy(deal_tests(dealt, config.seed)[int(node["device"])])
         return Examples(take(data.x_test, index), data.y_test[index], data.normalisation, data.about or DataSpec())
 
     return App(training_data, test_data, own_test_data)
+
+
+def with_seed(node: NodeConfig, config: Config) -> Config:
+    """Returns the configuration with the seed by which data is dealt. Nodes are started with it, and not sent it."""
+    return replace(config, seed=int(node.get("seed", 0)))

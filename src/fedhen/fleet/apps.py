@@ -16,6 +16,7 @@ from fedhen.errors import FedhenError, FleetError, one_line
 from fedhen.fleet.app import App
 from fedhen.fleet.client import FleetClient
 from fedhen.fleet.delivery import ACTION, accept, deliver
+from fedhen.fleet.need_to_know import describe_run
 from fedhen.fleet.run_settings import CONFIG, DELIVER, RESUME, RUN
 from fedhen.fleet.server import FleetRun, play
 
@@ -69,7 +70,7 @@ def server_app(app: App) -> ServerApp:
             raise FleetError("this app is started by `fedhen fleet run`")
         config, run = toml.parse_toml(str(settings[CONFIG])), Path(str(settings[RUN]))
         if settings[DELIVER]:
-            deliver(grid, str(settings[CONFIG]), run, context.run_id)
+            deliver(grid, describe_run(config), run, context.run_id)
             return
         fleet_run = FleetRun(config, run, bool(settings[RESUME]), context.run_id)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Callable
@@ -18,50 +19,25 @@ from fedhen.algorithm.updates import Failure, Update
 from fedhen.config import toml, validation
 from fedhen.config.settings import Config
 from fedhen.devices.population import Population, make_population
-from fedhen.devices.state_store import StateStore
 from fedhen.engines.engine import make_scoring_module
 from fedhen.engines.own_models import Asked, OwnModels
 from fedhen.engines.scoring import Scoring
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import FedhenError, FleetError, one_line
 from fedhen.fileio.atomic import write_text
-from fedhen.fleet import wire_format
+from fedhen.fleet import score_messages, wire_format
 from fedhen.fleet.app import App, NodeConfig
 from fedhen.fleet.client_state import ClientState, DigestStore, store_configs, store_fixed_weights
+from fedhen.fleet.need_to_know import needs_losses
+from fedhen.fleet.warm_device import WarmDevice, make_streams, with_keys
 from fedhen.fleet.wire_format import Answer, Identity, Malformed, Order
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.memory import OUT_OF_MEMORY, is_out_of_memory
 from fedhen.params import Shapes, Weights, is_finite
+from fedhen.privacy.refusals import check_promise
 
 STATE_VARIABLE = "FEDHEN_STATE"
 NAME_FILE = "name"
-
-
-@dataclass
-class WarmDevice:
-    """The device as the last order needed it: its data and its model stay loaded between the rounds of a run."""
-
-    order: Order | None = None
-    """What the order says of the run and the device."""
-    devices: SequentialDevices | None = None
-
-    def find(self, order: Order) -> SequentialDevices | None:
-        """Returns the device if it fits an order. It then remembers nothing of its rounds."""
-        if self.devices is None or self.order != keep_what_lasts(order):
-            return None
-        self.devices.memory = StateStore()
-        return self.devices
-
-    def keep(self, order: Order, devices: SequentialDevices) -> None:
-        self.order, self.devices = keep_what_lasts(order), devices
-
-    def count_examples(self) -> int:
-        return 0 if self.devices is None else len(self.devices.population.data.y)
-
-
-def keep_what_lasts(order: Order) -> Order:
-    """Returns an order without what differs between the rounds of a run."""
-    return replace(order, round=1, memory=0, config_text="")
 
 
 @dataclass(frozen=True)
@@ -148,6 +124,9 @@ class FleetClient:
         model = wire.receive_down(wire_format.unpack_weights(content.get("model"), wire.send_down(expected)), expected)
         mean = wire_format.unpack_weights(content.get("mean"), learned) if population.local.copies else {}
         files = ClientState(self.state, order.run)
+        separation = config.privacy.separation if config.privacy.is_private else 0
+        if separation > 1:
+            files.check_rest(order.round, separation)
         self.recall(order, devices, expected)
         reply = devices.attempt(order.round, 0, Sent({self.tier: model}, {self.tier: mean}))
         if isinstance(reply, Failure):
@@ -155,6 +134,8 @@ class FleetClient:
         if population.keeps_state and is_finite(reply.weights):
             # Saved before the answer is sent: if the server merges it, the device needs this state next time.
             files.write(order.round, devices.memory[0], order.memory)
+        if separation > 1:
+            files.note_round(order.round)
         return make_answer(reply, population)
 
     def score_device(self, order: Order, config: Config, content: RecordDict) -> RecordDict | None:
@@ -169,9 +150,11 @@ class FleetClient:
         module = make_scoring_module(population, self.tier)
         size, precision = config.evaluation.batch_size, population.precision
         scoring = Scoring({self.tier: module}, population.data, population.task, size, precision)
-        owners = wire_format.read_owners(content)
+        owners, start_key = score_messages.read_scoring(content)
+        if start_key:
+            devices.admit(with_keys(devices.population, order, {0: start_key}))
         found = OwnModels(devices, scoring).score(Asked(order.round, {self.tier: model}, owners, [0]))
-        return wire_format.pack_sums({each.owner: each.sums for each in found})
+        return score_messages.pack_sums({each.owner: each.sums for each in found})
 
     def recall(self, order: Order, devices: SequentialDevices, expected: Weights) -> None:
         """Gives the device what it has kept since the round that the server names."""
@@ -183,6 +166,7 @@ class FleetClient:
     def find_device(self, order: Order, config: Config, content: RecordDict) -> SequentialDevices | None:
         """Returns the device, as it is loaded or built anew. Returns None if it lacks weights."""
         if found := self.warm.find(order):
+            found.admit(with_keys(found.population, order))
             return found
         population = self.build_population(order, config)
         fixed = self.find_fixed_weights(order, content, population)
@@ -190,7 +174,7 @@ class FleetClient:
             return None
         population = replace(population, fixed={self.tier: fixed})
         if population.holdings[self.tier].personal:
-            initial = population.family.initial(config.seed)
+            initial = population.family.initial(population.streams.initial)
             where = population.data.device
             population = population.place_unsent({name: tensor.to(where) for name, tensor in initial.items()})
         devices = SequentialDevices(population)
@@ -203,16 +187,19 @@ class FleetClient:
         accelerator = str(self.config.get("accelerator", "auto"))
         where = choose_device(accelerator)
         data = self.app.load_device_data(self.config, config, order.inputs, order.classes)
+        family = self.app.resolve_family(config, data, order.classes)
+        # What the server has checked too: a node relies on nobody for what its data is promised.
+        check_promise(config, family, is_fleet=True)
         return make_population(
             config,
-            self.app.resolve_family(config, data, order.classes),
+            family,
             self.app.resolve_method(config),
             data.to(where),
             tier_of=[order.tier],
             omega=[order.omega],
             task=self.app.resolve_task(config),
             outputs=order.classes,
-            first=order.device,
+            streams=make_streams(order),
             checked=True,
         )
 
@@ -268,4 +255,5 @@ def make_answer(update: Update, population: Population) -> Answer:
     """Selects what is sent of an update. The server computes the rest itself."""
     present = population.data.present(0).nonzero().flatten().tolist() if update.rows else []
     change = update.memory_change if population.local.infer_change is None else {}
-    return Answer(update.encoded, change, update.loss, tuple(present))
+    loss = update.loss if needs_losses(population.config) else math.nan
+    return Answer(update.encoded, change, loss, tuple(present))

@@ -8,6 +8,7 @@ node continues.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -20,10 +21,12 @@ from torch import Tensor
 
 from fedhen.errors import FleetError
 from fedhen.fileio import untrusted
-from fedhen.fileio.atomic import replace_file
+from fedhen.fileio.atomic import replace_file, write_json
 from fedhen.fleet.wire_format import digest_of
 from fedhen.params import SAFETENSORS_TYPES, Weights
 
+LAST_ROUND = "last-round.json"
+"""The last round that the device took part in, if the run lets devices rest between their rounds."""
 RUNS_KEPT = 2
 """Number of runs whose memory is kept: the current one and the one before."""
 CONFIGS_KEPT = 2
@@ -123,6 +126,43 @@ class ClientState:
             # A delayed order must not remove the memory of a later round. File names sort as rounds do.
             if path not in kept and path.name < self.path(number).name:
                 path.unlink(missing_ok=True)
+        self.forget_others()
+
+    def check_rest(self, number: int, separation: int) -> None:
+        """Raises `FleetError` if the device has taken part in one of the last `separation` - 1 rounds, or a later one.
+
+        A round that is played again counts too: the device has taken part in it.
+        """
+        last = self.read_last_round()
+        if last and number < last + separation:
+            raise FleetError(
+                f"this device took part in round {last}, and privacy.separation={separation} lets it rest until round "
+                f"{last + separation}"
+            )
+
+    def read_last_round(self) -> int:
+        """Returns the last round that the device has taken part in, as it was noted; 0 if there is none."""
+        path = self.run_folder / LAST_ROUND
+        try:
+            return untrusted.check_int(json.loads(path.read_bytes())["round"], 1)
+        except FileNotFoundError:
+            return 0
+        except (OSError, *untrusted.PARSE_ERRORS):
+            raise FleetError(f"{path} cannot be read, so the device does not take part: start another run") from None
+
+    def note_round(self, number: int) -> None:
+        """Notes that the device takes part in a round. It must not answer before this has returned."""
+        try:
+            self.run_folder.mkdir(parents=True, exist_ok=True)
+            write_json(self.run_folder / LAST_ROUND, {"round": number})
+        except OSError as error:
+            raise FleetError(
+                f"the device cannot note in {self.run_folder} that it takes part, and so does not: {error.strerror}"
+            ) from None
+        self.forget_others()
+
+    def forget_others(self) -> None:
+        """Removes all but the last runs."""
         others = sorted(self.run_folder.parent.iterdir(), key=lambda run: run.stat().st_mtime, reverse=True)
         for run in [run for run in others if run != self.run_folder][RUNS_KEPT - 1 :]:
             shutil.rmtree(run, ignore_errors=True)

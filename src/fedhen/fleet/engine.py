@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Reply, Update
-from fedhen.config import toml
 from fedhen.devices.population import Population
 from fedhen.fleet import wire_format
 from fedhen.fleet.exchange import Messages
 from fedhen.fleet.membership import Membership
+from fedhen.fleet.need_to_know import describe_run, needs_losses
 from fedhen.fleet.wire_format import Answer, Malformed, Order
 from fedhen.params import Weights, is_finite
 
@@ -37,7 +38,7 @@ class FleetDevices:
     poll: float = POLL_SECONDS
 
     def __post_init__(self) -> None:
-        self.config_text = toml.to_toml(self.population.config)
+        self.config_text = describe_run(self.population.config)
         self.config_digest = wire_format.digest_of(self.config_text)
         self.fixed = {tier: wire_format.pack_weights(w) for tier, w in self.population.fixed.items() if w}
         """Tier -> the weights that no device trains, if there are any. They travel with the configuration."""
@@ -136,13 +137,14 @@ class FleetDevices:
         return Order(
             run=self.membership.run,
             round=round_number,
-            device=device,
             tier=tier,
-            omega=population.omega[device],
             memory=(self.merged or {}).get(device, 0) if population.keeps_state else 0,
             inputs=population.data.shape,
             classes=population.outputs,
             config_digest=self.config_digest,
+            key=population.run_streams.key_of_device(round_number, device).hex(),
+            initial_key=population.run_streams.initial_key.hex(),
+            omega=population.omega[device] if population.local.uses_omega else 1.0,
             fixed_digest=wire_format.digest_of(wire_format.content_of(fixed)) if fixed is not None else "",
             config_text="" if node in self.has_config else self.config_text,
         )
@@ -183,7 +185,7 @@ class FleetDevices:
             answer.weights,
             population.holdings[tier].trained,
             samples=self.membership.members[device].identity.samples,
-            loss=answer.loss,
+            loss=answer.loss if needs_losses(population.config) else math.nan,
             rows=self.label_rows(answer),
             memory_change=self.memory_change(answer, trained),
             omega=population.omega[device],

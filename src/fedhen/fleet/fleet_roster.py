@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedhen.algorithm.sampling import make_sampler, replace_absent
+from fedhen.algorithm.sampling import replace_absent
 from fedhen.devices.population import Population
 from fedhen.fleet.fleet_file import Member
 from fedhen.fleet.membership import Membership
+from fedhen.privacy.choose import choose_sampler
+from fedhen.privacy.participation import make_turns
 
 LOOK_SECONDS = 0.5
 
@@ -50,11 +52,12 @@ class FleetRoster:
     def draw(self, number: int, losses: Mapping[int, float]) -> list[int]:
         """The sampler: that of a simulation, with connected devices in place of those that are away."""
         self.wait_for_anyone()
-        config, tier_of = self.population.config, self.population.tier_of
+        config, tier_of, root = self.population.config, self.population.tier_of, self.population.run_streams.root
         asked = replace(config.devices, active=config.devices.active + config.fleet.spare_devices)
-        drawn = make_sampler(asked, config.seed, tier_of)(number, losses)
-        present = [device for device in self.membership.connected_devices() if device < len(tier_of)]
-        return replace_absent(drawn, present, config.seed, number)
+        drawn = choose_sampler(replace(config, devices=asked), tier_of, root)(number, losses)
+        turn = make_turns(config, tier_of, root)(number)
+        present = [device for device in self.membership.connected_devices() if device in turn]
+        return replace_absent(drawn, present, root, number)
 
     def wait_for_anyone(self) -> None:
         """Waits while no device is connected, for at most `fleet.wait_seconds`: the server's network may be down."""

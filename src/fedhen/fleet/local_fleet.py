@@ -71,6 +71,7 @@ class LocalFleet:
     def start_node(self, name: str) -> None:
         home = self.path / NODES / name
         node = ["--state", str(home / "state"), "--set", f"device={self.device_of[name]}"]
+        node += ["--set", f"seed={self.config.seed}"]
         command = ["python", "-P", "-m", "fedhen", "fleet", "node", str(self.node_file(name)), *node]
         self.processes.start(name, command, home)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.errors import FleetError, one_line
 from fedhen.fileio import untrusted
@@ -21,6 +20,7 @@ from fedhen.fleet import wire_format
 from fedhen.fleet.board import Board, NodeState
 from fedhen.fleet.exchange import Messages
 from fedhen.fleet.fleet_file import Member, SavedFleet, read_saved_fleet
+from fedhen.fleet.need_to_know import describe_run
 from fedhen.fleet.wire_format import Identity, Malformed
 from fedhen.runs.layout import FLEET
 
@@ -256,4 +256,4 @@ def read_membership(folder: Path, grid: Grid, config: Config, tell: Callable[[Bo
         raise FleetError(f"{folder} was not played by a fleet; resume it with: fedhen resume {folder}")
     if (first := sum(member.joined == 1 for member in saved.members)) < config.devices.number:
         raise FleetError(f"{folder / FLEET} has {first} devices, but the run began with {config.devices.number}")
-    return Membership(grid, toml.to_toml(config), [*saved.members], saved.run, tell=tell)
+    return Membership(grid, describe_run(config), [*saved.members], saved.run, tell=tell)

@@ -14,10 +14,11 @@ from torch import Tensor
 from fedhen.data.inputs import call_module
 from fedhen.engines.own_models import Asked, OwnSums
 from fedhen.engines.sequential import SequentialDevices
-from fedhen.fleet import wire_format
+from fedhen.fleet import score_messages, wire_format
 from fedhen.fleet.engine import TTL_SLACK_SECONDS, FleetDevices
 from fedhen.fleet.exchange import Messages
 from fedhen.fleet.wire_format import Malformed
+from fedhen.runs.layout import LOCAL
 
 
 @dataclass
@@ -64,7 +65,8 @@ class FleetScores:
         models = {tier: wire_format.pack_weights(weights) for tier, weights in asked.models.items()}
         for device in devices:
             order, fixed = self.devices.make_order(asked.round, device), self.devices.choose_fixed(device)
-            content = wire_format.pack_scoring(order, models[tier_of[device]], asked.owners)
+            start_key = self.find_start_key(asked, device)
+            content = score_messages.pack_scoring(order, models[tier_of[device]], asked.owners, start_key)
             if fixed is not None:
                 content["fixed"] = fixed
             node = self.devices.membership.members[device].node
@@ -72,12 +74,16 @@ class FleetScores:
             orders.append((device, Message(content, node, MessageType.EVALUATE, ttl=ttl, group_id=str(asked.round))))
         messages.send(orders)
 
+    def find_start_key(self, asked: Asked, device: int) -> str:
+        """Returns the key of a device's streams before the first round, if a model is trained with them."""
+        return self.devices.population.run_streams.key_of_device(0, device).hex() if LOCAL in asked.owners else ""
+
     def read(self, content: RecordDict | str, owners: Sequence[str]) -> dict[str, list[list[float]]]:
         """Returns a device's sums by owner; empty if it could not score, or its answer is malformed."""
         if isinstance(content, str):
             return {}
         try:
-            return wire_format.read_sums(content, owners, self.sums_like)
+            return score_messages.read_sums(content, owners, self.sums_like)
         except Malformed:
             return {}
 

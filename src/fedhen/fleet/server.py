@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +23,13 @@ from fedhen.fleet.board import BoardWriter
 from fedhen.fleet.engine import POLL_SECONDS, FleetDevices
 from fedhen.fleet.fleet_roster import FleetRoster, count_samples
 from fedhen.fleet.membership import Membership, read_membership
+from fedhen.fleet.need_to_know import describe_run
 from fedhen.fleet.own_scores import FleetScores
 from fedhen.fleet.run_settings import START_ANOTHER_RUN
 from fedhen.hardware.accelerator import choose_device
-from fedhen.runs.layout import CONFIG, ROUNDS
-from fedhen.runs.writer import read_whole_lines
+from fedhen.runs.layout import CONFIG, FLEET, PRIVATE, SECRET
+from fedhen.runs.private import read_participation, read_secret
+from fedhen.seeds import RunStreams, draw_secret
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class FleetRun:
     flower_run: int = 0
     """Flower's number of the run."""
     poll: float = POLL_SECONDS
+    secret: bytes = field(default_factory=draw_secret, repr=False)
+    """What the random streams of server and devices follow from, unless there is a secret in the folder already."""
 
 
 def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
@@ -55,7 +58,12 @@ def play(grid: Grid, app: App, run: FleetRun) -> Generator[Step, None, None]:
         raise FleetError("clock.profile is for simulations, a real fleet takes its own time: leave it empty")
     if run.config.devices.held_out:
         raise FleetError("devices.held_out keeps devices of simulations out of training: set it to 0")
-    membership, config = reopen_fleet(grid, run) if is_begun(run) else gather_fleet(grid, app, run)
+    begun = is_begun(run)
+    run = replace(run, secret=find_secret(run))
+    if begun:
+        membership, config = reopen_fleet(grid, run)
+    else:
+        membership, config = gather_fleet(grid, app, run)
     experiment = build_fleet_experiment(app, membership, replace(run, config=config))
     yield from play_run(run.folder, experiment, ResumePolicy(resume=run.resume, otherwise=START_ANOTHER_RUN))
 
@@ -68,10 +76,18 @@ def is_begun(run: FleetRun) -> bool:
     return begun
 
 
+def find_secret(run: FleetRun) -> bytes:
+    """Returns the secret in the run's folder, or that of a new run. Raises `FleetError` if a run has lost its own."""
+    secret = read_secret(run.folder)
+    if not secret and (run.folder / CONFIG).is_file() and (run.folder / FLEET).is_file():
+        raise FleetError(f"{run.folder / PRIVATE / SECRET} is missing: restore it, or {START_ANOTHER_RUN}")
+    return secret or run.secret
+
+
 def gather_fleet(grid: Grid, app: App, run: FleetRun) -> tuple[Membership, Config]:
     """Gathers the fleet of a new run. Waits until enough nodes are connected."""
     config = save_each_round(run.config)
-    membership = Membership(grid, toml.to_toml(config), tell=BoardWriter(run.folder).show)
+    membership = Membership(grid, describe_run(config), tell=BoardWriter(run.folder).show)
     membership.wait_for_nodes(config.devices.number, config.fleet.wait_seconds, tuple(config.tiers))
     membership.number_devices(tuple(config.tiers))
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -117,6 +133,7 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
         examples=examples,
         task=task,
         outputs=outputs,
+        streams=RunStreams(run.secret),
     )
 
     roster = FleetRoster(population, membership, run.folder, run.flower_run)
@@ -126,14 +143,13 @@ def build_fleet_experiment(app: App, membership: Membership, run: FleetRun) -> E
         devices = FleetDevices(start.plain.population, membership, read_merged, run.poll)
         return Engine(devices, start.scoring, FleetScores(devices).score, admit=devices.admit)
 
-    return build.start_experiment(population, activate=roster.draw, engine=engine, roster=roster.take)
+    return build.start_experiment(population, activate=roster.draw, engine=engine, roster=roster.take, is_fleet=True)
 
 
 def read_merged_rounds(folder: Path, number: int) -> dict[int, int]:
     """Reads from the run's records, for each device, the last round before `number` whose update was merged."""
     merged: dict[int, int] = {}
-    for line in read_whole_lines(folder / ROUNDS, number - 1):
-        record = json.loads(line)
+    for record in read_participation(folder, number - 1):
         out = {*record["dropped"], *record.get("failed", ()), *record.get("late", ())}
         merged |= {device: record["round"] for device in record["active"] if device not in out}
     return merged

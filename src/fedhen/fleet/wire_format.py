@@ -7,11 +7,10 @@ and shapes, and compares all of them before it builds a tensor.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -22,11 +21,11 @@ from torch import Tensor
 
 from fedhen.algorithm.failures import MAX_ERROR_LENGTH
 from fedhen.errors import one_line
-from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error, parse_json
+from fedhen.fileio.untrusted import PARSE_ERRORS, check_int, check_number, check_text, describe_error
 from fedhen.params import SAFETENSORS_TYPES, Weights, count_bytes, is_finite
 from fedhen.version import VERSION
 
-FORMAT = 3
+FORMAT = 4
 WEIGHTS, SAFETENSORS, CONFIG_REQUEST = "weights", "safetensors", "config-request"
 LONGEST_HEADER = 2**20
 """Maximum number of bytes of the names, shapes and types of a model."""
@@ -59,20 +58,24 @@ class Identity:
 
 @dataclass(frozen=True)
 class Order:
-    """A node's work for a round."""
+    """A node's work for a round. It names no other device, and nothing from which other rounds could be computed."""
 
     run: str
     """The run whose memory the device uses."""
     round: int
-    device: int
     tier: str
-    omega: float
     memory: int
     """The round after which the device's memory is to be used: the last one that the server merged. 0: none yet."""
     inputs: tuple[int, ...]
     classes: int
     config_digest: str
-    """SHA-256 of the run's configuration as TOML, in hexadecimal."""
+    """SHA-256 of the run's configuration as nodes get it, in hexadecimal."""
+    key: str = field(repr=False)
+    """The key of this device's random streams in this round, in hexadecimal."""
+    initial_key: str = field(repr=False)
+    """What the initial weights follow from, in hexadecimal. It is the same for all devices."""
+    omega: float = 1.0
+    """The device's share of the data. It is sent only if the local variant needs it."""
     fixed_digest: str = ""
     """SHA-256 of the weights that no device trains, as they are packed, in hexadecimal; empty if there are none."""
     config_text: str = ""
@@ -81,15 +84,14 @@ class Order:
     def __post_init__(self) -> None:
         for text in (self.run, self.tier, self.config_digest, self.config_text):
             check_text(text)
-        for number, least in ((self.round, 1), (self.device, 0), (self.memory, 0), (self.classes, 1)):
+        for number, least in ((self.round, 1), (self.memory, 0), (self.classes, 1)):
             check_int(number, least)
         for size in self.inputs:
             check_int(size, 1)
         check_number(self.omega)
-        if not re.fullmatch(r"[0-9a-f]{64}", self.config_digest) or not re.fullmatch(
-            r"([0-9a-f]{64})?", check_text(self.fixed_digest)
-        ):
-            raise ValueError("a digest is not a SHA-256 digest")
+        fixed_digest = check_text(self.fixed_digest) or self.config_digest
+        for text in (self.config_digest, fixed_digest, self.key, self.initial_key):
+            check_hexadecimal(text)
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,17 @@ class Answer:
     """Its weights, or the tensors that code them."""
     change: Weights
     """The change of the device's memory; empty if the server can compute it."""
-    loss: float
-    present: tuple[int, ...]
+    loss: float = math.nan
+    """NaN unless a setting needs it: it is then not sent."""
+    present: tuple[int, ...] = ()
     """The classes that the device holds; empty unless the server averages by them."""
+
+
+def check_hexadecimal(text: object) -> str:
+    """Returns an untrusted key or digest. Raises one of PARSE_ERRORS if it is none."""
+    if not re.fullmatch(r"[0-9a-f]{64}", check_text(text)):
+        raise ValueError("a key or digest is not 32 bytes in hexadecimal")
+    return str(text)
 
 
 def read_fields(kind: type[T], values: Mapping[str, Any]) -> T:
@@ -122,7 +132,7 @@ def pack_question(config_text: str) -> RecordDict:
 def read_question(content: RecordDict) -> str:
     """Returns the run's configuration as TOML."""
     try:
-        return check_text(_table(content, "question")["config"])
+        return check_text(read_table(content, "question")["config"])
     except PARSE_ERRORS as error:
         raise Malformed(f"the server's question cannot be read: {describe_error(error)}") from None
 
@@ -152,7 +162,7 @@ def read_identity(content: RecordDict) -> Identity:
     if (other := read_versions(content).get("format", str(FORMAT))) != str(FORMAT):
         raise Malformed(f"it speaks protocol {other}, and the server {FORMAT}: install fedhen {VERSION} there")
     check_failure(content)
-    values = _table(content, "node")
+    values = read_table(content, "node")
     try:
         identity = read_fields(Identity, values)
     except PARSE_ERRORS as error:
@@ -167,57 +177,19 @@ def pack_order(
 ) -> RecordDict:
     """Builds a node's order. The records of weights may be shared by all nodes of a tier."""
     values = {**vars(order), "format": FORMAT, "inputs": list(order.inputs)}
+    if order.omega == 1.0:
+        del values["omega"]
     parts: dict[str, ArrayRecord | ConfigRecord] = {"order": ConfigRecord(values), "model": model}
     more = {name: record for name, record in (("mean", mean), ("fixed", fixed)) if record is not None}
     return RecordDict({**parts, **more})
 
 
 def read_order(content: RecordDict) -> Order:
-    values = _table(content, "order")
+    values = read_table(content, "order")
     try:
-        return read_fields(Order, {**values, "inputs": tuple(values["inputs"])})
+        return read_fields(Order, {"omega": 1.0, **values, "inputs": tuple(values["inputs"])})
     except PARSE_ERRORS as error:
         raise Malformed(f"the server's order cannot be read: {describe_error(error)}") from None
-
-
-def pack_scoring(order: Order, model: ArrayRecord, owners: Sequence[str]) -> RecordDict:
-    """Builds a node's order to score models on its own test data."""
-    content = pack_order(order, model)
-    content["scoring"] = ConfigRecord({"format": FORMAT, "owners": list(owners)})
-    return content
-
-
-def read_owners(content: RecordDict) -> tuple[str, ...]:
-    """Returns whose models a node is to score."""
-    found = _table(content, "scoring").get("owners")
-    if not isinstance(found, list):
-        raise Malformed("the server's order names no models to score")
-    return tuple(check_text(owner) for owner in found)
-
-
-def pack_sums(sums: Mapping[str, object]) -> RecordDict:
-    """Builds a node's reply: by owner, what its test data adds to each metric."""
-    return RecordDict({"scores": ConfigRecord({"format": FORMAT, "sums": json.dumps(sums)})})
-
-
-def read_sums(content: RecordDict, owners: Sequence[str], like: Sequence[Tensor]) -> dict[str, list[list[float]]]:
-    """Reads a node's sums by owner; those of an owner are empty if the node has no test data.
-
-    Raises `Malformed` unless there are numbers of the shapes of `like` for every metric and owner.
-    """
-    try:
-        found = parse_json(check_text(_table(content, "scores")["sums"]))
-        if [*found] != [*owners]:
-            raise ValueError("other models were scored")
-        for sums in found.values():
-            tensors = [torch.tensor(each, dtype=torch.float64) for each in sums]
-            if sums and [each.shape for each in tensors] != [each.shape for each in like]:
-                raise ValueError("the sums of a metric have another shape")
-            if not all(bool(torch.isfinite(each).all()) for each in tensors):
-                raise ValueError("a sum is not finite")
-    except PARSE_ERRORS as error:
-        raise Malformed(f"its scores cannot be read: {describe_error(error)}") from None
-    return dict(found)
 
 
 def pack_config_request() -> RecordDict:
@@ -230,8 +202,13 @@ def is_config_request(content: RecordDict | str) -> bool:
 
 
 def pack_answer(answer: Answer) -> RecordDict:
-    values = ConfigRecord({"format": FORMAT, "loss": answer.loss, "present": list(answer.present)})
-    parts: dict[str, ArrayRecord | ConfigRecord] = {"update": values, "model": pack_weights(answer.weights)}
+    values: dict[str, Any] = {"format": FORMAT}
+    if not math.isnan(answer.loss):
+        values["loss"] = answer.loss
+    if answer.present:
+        values["present"] = list(answer.present)
+    update, model = ConfigRecord(values), pack_weights(answer.weights)
+    parts: dict[str, ArrayRecord | ConfigRecord] = {"update": update, "model": model}
     return RecordDict({**parts, **({"change": pack_weights(answer.change)} if answer.change else {})})
 
 
@@ -255,10 +232,10 @@ def read_answer(content: RecordDict, model: Mapping[str, Tensor], change: Mappin
     if odd := sorted((needed - content.keys()) | (content.keys() - known)):
         problem = "missing" if odd[0] in needed else "unexpected"
         raise Malformed(f"record {one_line(odd[0])[:LONGEST_NAME]!r} is {problem}")
-    update = _table(content, "update")
-    loss, present = update.get("loss"), update.get("present")
+    update = read_table(content, "update")
+    loss, present = update.get("loss", math.nan), update.get("present", [])
     if not isinstance(loss, float) or not isinstance(present, list):
-        raise Malformed("its loss or its classes are missing")
+        raise Malformed("its loss or its classes cannot be read")
     if not all(type(label) is int and 0 <= label < classes for label in present):
         raise Malformed("it names classes that do not exist")
     weights = unpack_weights(content["model"], model)
@@ -315,7 +292,8 @@ def _tensor(data: bytearray, like: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=like.dtype).view(like.shape).to(like.device)
 
 
-def _table(content: RecordDict, name: str) -> Mapping[str, Any]:
+def read_table(content: RecordDict, name: str) -> Mapping[str, Any]:
+    """Returns a record of a message. Raises `Malformed` if it is missing or of another protocol format."""
     found = content.get(name)
     if not isinstance(found, ConfigRecord):
         raise Malformed(f"record {name!r} is missing")

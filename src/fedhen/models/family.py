@@ -88,7 +88,7 @@ class Family:
         """Builds a module that holds the weights of all tiers."""
         return self.build(self.tiers[-1]) if self.supernet is None else self.supernet()
 
-    def initial(self, seed: int) -> Weights:
+    def initial(self, seed: seeds.Root) -> Weights:
         """Returns the initial weights, of which every tier and every method takes its part."""
         with seeds.randomness(seed, "initial weights"):
             built = weights_of(self.whole())

@@ -26,7 +26,7 @@ from fedhen.privacy.accounting import Accountant
 from fedhen.privacy.bands import band_norm
 from fedhen.privacy.clipping import compute_norm, find_change
 from fedhen.privacy.mechanism import Mechanism
-from fedhen.privacy.noise import STEPS, Key, correlate, draw_normal
+from fedhen.privacy.noise import STEPS, NoiseSource, correlate, draw_normal
 
 WITHIN_NOISE = 2.0
 """Deviation of the noise on the number of changes within the bound, in units of z. A device changes it by a half."""
@@ -90,8 +90,8 @@ class CentralPrivacy(Mechanism):
     """Tier -> the weights that its devices contribute to the average."""
     rate: float
     """q, the share of the devices that is active in a round on average."""
-    key: Key
-    """Makes the key of a release's noise. It is asked on rank 0 only."""
+    source: NoiseSource
+    """Where the keys of the noise come from. It is asked on rank 0 only."""
     within: float = 0.0
     """The share of changes that the bound is to contain; 0: the bound is fixed."""
     within_rate: float = 0.2
@@ -110,7 +110,7 @@ class CentralPrivacy(Mechanism):
         noise: TierModels = {}
         release = self.ledger.releases + 1
         # Every rank adds the same noise.
-        key = bytes.fromhex(self.ranks.first(lambda: self.key(release).hex()))
+        key = bytes.fromhex(self.ranks.first(lambda: self.source.draw_key(release).hex()))
 
         def draw(pool: str, name: str, shape: tuple[int, ...]) -> Tensor:
             scale = self.noise_of(pool) * band_norm(self.accountant.separation) * STEPS
@@ -169,6 +169,14 @@ class CentralPrivacy(Mechanism):
         after = self.accountant.epsilon(self.count_release())
         passed = 0 < self.budget < after
         return f"privacy.budget={self.budget:g}: another round would make ε {after:.4g}" if passed else ""
+
+    @property
+    def spent(self) -> Sequence[int]:
+        return self.ledger.streams if self.source.is_fresh else ()
+
+    def recall(self, spent: Sequence[int]) -> None:
+        if sum(spent) > self.ledger.releases:
+            self.ledger = self.ledger.after_loss(spent)
 
     def publish(self, record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Moves who took part to the server's part. The bytes that are published are those expected of a round."""

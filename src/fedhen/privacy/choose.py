@@ -16,16 +16,17 @@ from fedhen.privacy.bounded import BoundedUpdates
 from fedhen.privacy.central import CentralPrivacy, noise_shapes
 from fedhen.privacy.ledger import Ledger
 from fedhen.privacy.mechanism import Mechanism
-from fedhen.privacy.noise import Key, make_seeded_key
+from fedhen.privacy.noise import FRESH_NOISE, make_seeded_source
 from fedhen.privacy.participation import make_separated_sampler
 from fedhen.privacy.refusals import AT_RANDOM
+from fedhen.seeds import Root
 from fedhen.wire.wire import count_down, count_up
 
 
 def make_mechanism(
-    population: Population, server: TierModels, ranks: Ranks = ALONE, key: Key | None = None
+    population: Population, server: TierModels, ranks: Ranks = ALONE, *, is_fleet: bool = False
 ) -> Mechanism:
-    """Makes the configured mechanism. By default the key of the noise follows from the seed."""
+    """Makes the configured mechanism. A fleet's noise is fresh, a simulation's follows from the seed or the secret."""
     config = population.config
     if config.privacy.mechanism == "central":
         privacy, pools = config.privacy, population.method.pools(list(server))
@@ -42,7 +43,7 @@ def make_mechanism(
             holders=config.tier_sizes(),
             contributed=contributed,
             rate=config.devices.active / config.devices.number,
-            key=key or make_seeded_key(config.seed),
+            source=FRESH_NOISE if is_fleet else make_seeded_source(population.run_streams.root),
             within=privacy.within,
             within_rate=privacy.within_rate,
             budget=privacy.budget,
@@ -78,17 +79,21 @@ def make_accountant(config: Config) -> Accountant:
 
 
 def choose_sampler(
-    config: Config, tier_of: Sequence[str], held_out: Collection[int] = (), times: Timetable | None = None
+    config: Config,
+    tier_of: Sequence[str],
+    root: Root,
+    held_out: Collection[int] = (),
+    times: Timetable | None = None,
 ) -> Activate:
-    """Returns the configured sampler. Held-out devices never train.
+    """Returns the configured sampler, with random streams from the seed or the secret. Held-out devices never train.
 
     It keeps the separation of a device's rounds, and asks spare devices too.
     """
     if config.privacy.separation > 1:
-        return make_separated_sampler(config, tier_of)
+        return make_separated_sampler(config, tier_of, root)
     asked = replace(config.devices, active=config.devices.active + config.clock.spare_devices)
     if times is not None:
-        return make_sampler(asked, config.seed, tier_of, times.without(held_out))
+        return make_sampler(asked, root, tier_of, times.without(held_out))
     if not held_out:
-        return make_sampler(asked, config.seed, tier_of)
-    return make_sampler_of([d for d in range(len(tier_of)) if d not in held_out], asked, config.seed, tier_of)
+        return make_sampler(asked, root, tier_of)
+    return make_sampler_of([d for d in range(len(tier_of)) if d not in held_out], asked, root, tier_of)

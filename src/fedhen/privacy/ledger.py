@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,10 @@ class Ledger:
     def describe(self) -> dict[str, Any]:
         """Returns all but the tensors, as JSON represents it; empty if there is nothing to remember."""
         return {"streams": list(self.streams), "bound": self.bound, "past": len(self.past)} if self.streams else {}
+
+    def after_loss(self, streams: Sequence[int]) -> Ledger:
+        """Returns the ledger after these releases, of which it lacks some: as their noise is lost, a stream begins."""
+        return replace(self, streams=(*streams, 0), past=())
 
     def expect(self, values: Any, played: int) -> Ledger:
         """Returns a ledger with the shapes of one that was saved after these rounds.

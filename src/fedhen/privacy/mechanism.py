@@ -34,6 +34,14 @@ class Mechanism:
         """Why no further round may be played, or "" if it may."""
         return ""
 
+    @property
+    def spent(self) -> Sequence[int]:
+        """What must be on the disk before anybody sees the last round; empty if it follows from the records."""
+        return ()
+
     def restore(self, ledger: Ledger) -> None:
         """Continues from the ledger of a checkpoint."""
         self.ledger = ledger
+
+    def recall(self, spent: Sequence[int]) -> None:
+        """Takes account of what `spent` said last, before the run was interrupted."""

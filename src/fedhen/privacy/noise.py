@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,13 +18,25 @@ from fedhen.privacy.bands import band_coefficients
 STEPS = 2.0**32
 """Steps in the bound. Changes and noise are whole numbers of steps, so that sums are exact, and the last digits of a
 noisy sum tell nothing (Mironov 2012): rounding the noise is the same as rounding the noisy sum."""
-Key = Callable[[int], bytes]
-"""Release, from 1 -> the key of its noise."""
 
 
-def make_seeded_key(seed: int) -> Key:
-    """Returns keys that follow from the seed: for simulations, whose noise can be repeated."""
-    return lambda release: seeds.stream(seed, "privacy noise", release).bytes(32)
+@dataclass(frozen=True)
+class NoiseSource:
+    """Where the keys of the noise come from."""
+
+    draw_key: Callable[[int], bytes]
+    """Release, from 1 -> the key of its noise."""
+    is_fresh: bool
+    """Whether nobody can compute a key again. Then a round that is played again is another release."""
+
+
+def make_seeded_source(root: seeds.Root) -> NoiseSource:
+    """Returns keys that follow from the seed or the secret: for simulations, whose noise can be repeated."""
+    return NoiseSource(lambda release: seeds.stream(root, "privacy noise", release).bytes(32), is_fresh=False)
+
+
+FRESH_NOISE = NoiseSource(lambda release: secrets.token_bytes(32), is_fresh=True)
+"""Keys from the operating system, each used once: for fleets."""
 
 
 def draw_normal(key: bytes, label: str, shape: Sequence[int]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,17 +14,27 @@ SIMULATED = "simulated: the noise follows from the seed and can be computed agai
 NO_NOISE = "none: there is no noise"
 
 
-def describe_promise(config: Config, records: Sequence[Mapping[str, Any]], is_fleet: bool) -> dict[str, Any]:
-    """Returns what a summary says about privacy; empty without differential privacy."""
-    if config.privacy.mechanism != "central":
+def describe_promise(
+    config: Config, records: Sequence[Mapping[str, Any]], is_fleet: bool, spent: Sequence[int]
+) -> dict[str, Any]:
+    """Returns what a summary says about privacy; empty without differential privacy.
+
+    Args:
+        config: The settings.
+        records: The records of the rounds.
+        is_fleet: Whether a real fleet played the run.
+        spent: The noisy sums that each stream of noise has released, where these are not the rounds.
+    """
+    if not config.privacy.is_private:
         return {}
-    accountant = make_accountant(config)
+    accountant, streams = make_accountant(config), spent or [len(records)]
+    epsilon = accountant.epsilon(streams)
     found: dict[str, Any] = {
-        "epsilon": records[-1].get("epsilon") if records else 0.0,
+        "epsilon": epsilon if math.isfinite(epsilon) else None,
         "delta": accountant.delta,
         "adjacency": ADJACENCY,
         "accountant": describe_accountant(config),
-        "releases": len(records),
+        "releases": sum(streams),
     }
     status = NO_NOISE if not config.privacy.noise else "" if is_fleet else SIMULATED
     return {"privacy": {**found, **({"guarantee": status} if status else {})}}

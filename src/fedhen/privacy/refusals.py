@@ -105,5 +105,7 @@ def _of_participation(config: Config, own_sampler: bool, is_fleet: bool) -> Iter
             "the first answers would end a round, and how fast a device answers depends on its data: "
             "set fleet.answers=0 and fleet.spare_devices=0"
         )
+    if is_fleet and config.fleet.losses:
+        yield "a device's loss tells of its data: set fleet.losses=false"
     if is_fleet and sampling in AT_RANDOM:
         yield "nobody can promise that phones take part at random: set devices.sampling=uniform and privacy.separation"

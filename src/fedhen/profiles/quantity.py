@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,6 +58,8 @@ def parse_quantity(text: object, units: dict[str, float], key: str, *, positive:
             f'{key} = {text!r}: write a number and a unit, like "22 {example}" or "22 (6 to 82) {example}"'
         )
     unit = (found[4] or "").strip()
+    if not unit:
+        raise ConfigError(f"{key} = {text!r}: it has no unit: add one of {', '.join(units)}")
     if unit not in units:
         raise unknown_name(f"unit in {key}", unit, units)
     typical, low, high = (float(found[k] if found[k] is not None else found[1]) * units[unit] for k in (1, 2, 3))
@@ -67,3 +70,10 @@ def parse_quantity(text: object, units: dict[str, float], key: str, *, positive:
     if not low <= typical <= high:
         raise ConfigError(f"{key} = {text!r}: its range must contain it, the lower end first")
     return Quantity(typical, low, high)
+
+
+def parse_seconds(text: str, key: str) -> float:
+    """Parses a time above 0 with a unit; without one, in seconds."""
+    with suppress(ValueError):
+        text = f"{float(text)!r} s"
+    return parse_quantity(text, TIME, key, positive=True).typical

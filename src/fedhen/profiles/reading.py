@@ -11,7 +11,7 @@ from fedhen.errors import ConfigError, FedhenError, unknown_name
 from fedhen.fileio import untrusted
 from fedhen.profiles import quantity
 from fedhen.profiles.profile import Calibration, DeviceClass, Profile
-from fedhen.profiles.quantity import ZERO, parse_quantity
+from fedhen.profiles.quantity import ZERO, parse_quantity, parse_seconds
 
 SHIPPED = Path(__file__).parent / "shipped"
 QUANTITIES = {
@@ -62,8 +62,7 @@ def parse_measured(text: str) -> Calibration:
     name, colon, tier = place.partition(":")
     if not (equals and colon and name and tier):
         raise ConfigError(f"{text!r}: write CLASS:TIER=SECONDS, like slow:simple=310")
-    amount = f"{seconds} s" if seconds.strip().replace(".", "", 1).isdigit() else seconds
-    return Calibration(name, tier, parse_quantity(amount, quantity.TIME, "the measured time", positive=True).typical)
+    return Calibration(name, tier, parse_seconds(seconds, "--measured"))
 
 
 def take_measured(profile: Profile, measured: Calibration) -> Profile:

@@ -156,16 +156,25 @@ class Distribution:
         names = [curve.name for curve in self.plots[0].curves]
         return Table("own-values", "Values of the curves", ("Share of devices", *names), tuple(groups), "")
 
+    @property
+    def _named(self) -> list[tuple[str, str, str]]:
+        """The name of each curve, its method and the owner of its models: those that any run of the method has."""
+        return [
+            (f"{method}: {label}", method, owner)
+            for method, runs in self.comparison.by_method.items()
+            for owner, label in OWN_LABELS.items()
+            if any(owner in last_values(run) for run in runs)
+        ]
+
     def _plot(self, tier: str) -> Plot:
         metric, curves = self.comparison.metric, list[Curve]()
-        names = [(m, o) for m in self.comparison.methods for o in _list_owners(self.comparison)]
-        looks = choose_looks([f"{method}: {OWN_LABELS[owner]}" for method, owner in names])
-        for (method, owner), (name, look) in zip(names, looks.items(), strict=True):
+        looks = choose_looks([name for name, _, _ in self._named])
+        for name, method, owner in self._named:
             found = [last_values(run).get(owner, {}).get(tier, []) for run in self.comparison.by_method[method]]
             values = sorted(
                 (metric.scale(v) for each in found for v in each if v is not None), reverse=not metric.higher_is_better
             )
-            curves.append(Curve(name, look, _make_line(values)))
+            curves.append(Curve(name, looks[name], _make_line(values)))
         unit = f", {metric.unit}" if metric.unit else ""
         empty = not any(curve.line.spent for curve in curves)
         return Plot(

@@ -11,7 +11,8 @@ models/            the weights of each tier's server model and all-devices avera
 exits.json         what early exits give, as `fedhen evaluate --exits` found it, for reports
 fleet.json         which nodes were its devices, if a real fleet ran it
 tracking.json      which trackers have logged it, and up to which round; tensorboard/ and wandb/ are theirs
-private/           who took part in the rounds of a run with differential privacy: for the server only
+private/           for the server only: the secret of a fleet's run and, with differential privacy, who took part in its
+                   rounds and what they have spent
 checkpoints/       everything that the next round needs; see experiment/checkpoint_files.py
 """
 
@@ -34,6 +35,8 @@ EXITS = "exits.json"
 FLEET = "fleet.json"
 TRACKING = "tracking.json"
 PRIVATE = "private"
+SECRET, LEDGER = "secret", "ledger.json"
+"""In `PRIVATE`: what the random streams follow from, and the releases of each stream of noise."""
 
 MODEL_OWNERS = ("devices", "server")
 """Whose models are scored: the average of all devices' last models, which the paper reports, and the server's."""

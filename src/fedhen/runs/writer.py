@@ -14,8 +14,9 @@ from typing import IO, Any
 from fedhen.errors import FedhenError
 from fedhen.fileio import untrusted
 from fedhen.fileio.atomic import replace_file, write_json, write_text
-from fedhen.fileio.untrusted import PARSE_ERRORS
 from fedhen.runs.layout import CONFIG, ENVIRONMENT, ERRORS, FLEET, PRIVATE, ROUNDS, SUMMARY, TIMING, resume_command
+from fedhen.runs.lines import read_whole_lines
+from fedhen.runs.private import make_private
 from fedhen.runs.records import DeviceError, parse_record
 
 MAX_ERRORS = 100
@@ -103,39 +104,6 @@ def cut_records(folder: Path, after: int) -> None:
     private = [f"{PRIVATE}/{ROUNDS}"] if (folder / PRIVATE / ROUNDS).is_file() else []
     for name in (ROUNDS, TIMING, *private):
         replace_file(folder / name, b"".join(read_whole_lines(folder / name, after)))
-
-
-def make_private(folder: Path) -> Path:
-    """Makes the folder of what only the server may see, which nobody else can enter."""
-    return make_closed(folder / PRIVATE)
-
-
-def make_closed(folder: Path) -> Path:
-    """Makes a folder that no other account can enter, if it is not there, and closes it if it is."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    folder.chmod(0o700)
-    return folder
-
-
-def read_participation(folder: Path, last: int) -> list[Mapping[str, Any]]:
-    """Reads who took part in rounds 1 to `last`: from the server's part of the records, if they have one."""
-    private = folder / PRIVATE / ROUNDS
-    lines = read_whole_lines(private if private.is_file() else folder / ROUNDS, last)
-    return [json.loads(line) for line in lines]
-
-
-def read_whole_lines(path: Path, last: int) -> list[bytes]:
-    """Returns the lines of rounds 1 to `last`, up to the first that is torn or out of order."""
-    lines: list[bytes] = []
-    if last and path.is_file():
-        for line in path.read_bytes().splitlines(keepends=True)[:last]:
-            try:
-                if not line.endswith(b"\n") or json.loads(line)["round"] != len(lines) + 1:
-                    break
-            except PARSE_ERRORS:
-                break
-            lines.append(line)
-    return lines
 
 
 def _append(file: IO[str], value: Mapping[str, Any]) -> None:

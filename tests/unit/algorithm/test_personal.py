@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +13,12 @@ from torch import Tensor, nn
 
 from fedhen import Family, Method
 from fedhen.algorithm.merging import share_common_weights
-from fedhen.algorithm.personal import ALL, Personal, Phase
-from fedhen.config import toml, validation
-from fedhen.config.recipes import load_recipe
+from fedhen.config import validation
 from fedhen.data.dataset import Data
 from fedhen.engines.personal_models import PersonalModels
 from fedhen.engines.sequential import SequentialDevices
-from fedhen.errors import ConfigError
 from fedhen.experiment.build import build_experiment, start_experiment
 from fedhen.experiment.experiment import Experiment
-from support.tiny import TINY
 
 LR = 0.1
 CURVATURES = np.array([1.0, 2.0, 4.0, 0.5, 3.0, 1.5])
@@ -175,12 +171,15 @@ def test_ditto_by_hand(pull: float) -> None:
 
 
 def test_ditto_without_a_gradient_returns_to_the_server() -> None:
-    """v ← v − ηλ·(v − w) with ηλ = 1 is w, wherever v was."""
+    """v ← v − ηλ·(v − w) with ηλ = 1 is w, wherever v was, and w is not 0."""
     run = start({"name": "ditto", "pull": 1 / LR}, federation(scale=0.0))
+    begin = {"a": torch.full((2,), 3.0, dtype=torch.float64), "b": torch.full((2,), -2.0, dtype=torch.float64)}
+    run = start_experiment(replace(run.population, family=FAMILY.start_from(begin)))
     run.memory[3] = {"copy/a": torch.ones(2, dtype=torch.float64), "copy/b": -torch.ones(2, dtype=torch.float64)}
     play(run)
-    check(run.memory[3]["copy/a"], 0.0)
-    check(run.memory[3]["copy/b"], 0.0)
+    check(run.server["complex"]["a"], 3.0)
+    check(run.memory[3]["copy/a"], 3.0)
+    check(run.memory[3]["copy/b"], -2.0)
 
 
 ORDERS: dict[str, Callable[[float, int], float]] = {
@@ -220,152 +219,86 @@ def test_finetuning_adapts_the_servers_model() -> None:
     check(module.b.detach(), b - LR * slope(5, a + b))
 
 
-def digits(*settings: str, data: Data | None = None) -> tuple[Experiment, list[dict[str, Any]]]:
-    chosen = [*TINY, "evaluation.own=true", "evaluation.devices=false", "evaluation.every=2", "rounds=2", *settings]
-    config = toml.apply_settings(load_recipe("digits"), [*chosen, "runtime.workers=1"])
-    run = build_experiment(config, data=data)
-    return run, [step.record for step in run.play()]
+ALPHA, BETA, PULL = 0.05, 0.03, 0.2
+Numbers = dict[str, float]
 
 
-def weights_of(run: Experiment) -> dict[str, bytes]:
-    found = {
-        f"{tier} {name}": tensor.numpy().tobytes()
-        for tier, weights in run.server.items()
-        for name, tensor in weights.items()
-    }
-    return found | {f"memory {device}": run.memory.vector(device).numpy().tobytes() for device in run.memory}
+def through_inner_step(device: int, weights: Mapping[str, float]) -> float:
+    """MAML's gradient: (1 − α·m·k)·k·(s̃ − c), for each of the m weights that add up to s."""
+    number, total, k = len(weights), sum(weights.values()), CURVATURES[device]
+    inner = total - ALPHA * number * slope(device, total)
+    return float((1 - ALPHA * number * k) * slope(device, inner))
 
 
-def test_finetuning_with_zero_steps_equals_the_servers_scores() -> None:
-    _, records = digits("personal.name=finetune", "personal.adapt_epochs=0")
-    assert records[-1]["own"]["personal"] == records[-1]["own"]["server"]
+def average(found: Mapping[int, Numbers]) -> Numbers:
+    """The mean of each weight over the devices that have it."""
+    holders = {"a": SIMPLE + COMPLEX, "b": COMPLEX}
+    return {name: sum(found[d][name] for d in devices) / len(devices) for name, devices in holders.items()}
 
 
-def test_fedper_with_nothing_personal_equals_the_plain_run_to_the_byte() -> None:
-    config = toml.apply_settings(load_recipe("digits"), [*TINY, "rounds=2", "evaluation.own=true", "runtime.workers=1"])
-    config = replace(config, evaluation=replace(config.evaluation, devices=False))
-    plain = play(build_experiment(config))
-    population = plain.population
-    nothing = Personal("fedper", (Phase(ALL, config.training.epochs),), sends_part=False)
-    again = play(start_experiment(replace(population, personal=nothing, fixed={})))
-    assert {n: b for n, b in weights_of(again).items() if not n.startswith("memory")} == weights_of(plain)
+def scaffold_by_hand(rounds: int) -> tuple[Numbers, dict[int, Numbers]]:
+    """Two outer steps of β with + c − c_i, then c_i ← c_i − c + (w_server − w_i)/(2β)."""
+    server, c = {"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 0.0}
+    own = {d: dict.fromkeys("ab" if d in COMPLEX else "a", 0.0) for d in range(6)}
+    for _ in range(rounds):
+        trained = {}
+        for d, memory in own.items():
+            w = {name: server[name] for name in memory}
+            for _ in range(2):
+                g = through_inner_step(d, w)
+                w = {n: w[n] - BETA * (g + c[n] - memory[n]) for n in w}
+            own[d] = {n: memory[n] - c[n] + (server[n] - w[n]) / (2 * BETA) for n in w}
+            trained[d] = w
+        server, c = average(trained), average(own)
+    return server, own
 
 
-METHODS = {
-    "finetune": ["personal.adapt_epochs=1"],
-    "fedper": [],
-    "fedrep": [],
-    "fedbabu": ["personal.adapt_epochs=1"],
-    "ditto": ["personal.adapt_epochs=1"],
-    "perfedavg": ["personal.order=full"],
-    "proto": ["training.batch_size=5"],
-}
+def feddyn_by_hand(rounds: int) -> tuple[Numbers, dict[int, Numbers]]:
+    """Two outer steps of β on the gradient + α_dyn·(h_i − w_cld + w), then h_i += w_i − w_cld; w_cld = w + mean h."""
+    server, mean = {"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 0.0}
+    own = {d: dict.fromkeys("ab" if d in COMPLEX else "a", 0.0) for d in range(6)}
+    for _ in range(rounds):
+        trained, cloud = {}, {n: server[n] + mean[n] for n in server}
+        for d, memory in own.items():
+            w = {name: cloud[name] for name in memory}
+            for _ in range(2):
+                g = through_inner_step(d, w)
+                w = {n: w[n] - BETA * (g + PULL * (memory[n] - cloud[n] + w[n])) for n in w}
+            own[d] = {n: memory[n] + w[n] - cloud[n] for n in w}
+            trained[d] = w
+        server, mean = average(trained), average(own)
+    return server, own
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_test_data_changes_no_trained_weight(name: str) -> None:
-    """The test images are replaced by noise: scores change, and nothing else."""
-    run, records = digits(f"personal.name={name}", "task.metrics=['loss']", *METHODS[name])
-    data = run.population.data
-    assert isinstance(data.x_test, Tensor)
-    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 17, tuple(data.x_test.shape)).astype(np.uint8))
-    other = start_experiment(replace(run.population, data=replace(data, x_test=noise), unsent={}))
-    again = [step.record for step in other.play()]
-    assert weights_of(other) == weights_of(run)
-    assert [r["loss"] for r in again] == [r["loss"] for r in records]
-    assert again[-1]["own"] != records[-1]["own"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
-    "settings", [["method=decouple"], ["local.name=scaffold"], ["local.name=feddyn"]], ids="-".join
+    ("local", "by_hand"),
+    [({"name": "scaffold"}, scaffold_by_hand), ({"name": "feddyn", "alpha": PULL}, feddyn_by_hand)],
 )
-def test_every_method_goes_with_methods_and_local_variants(name: str, settings: list[str]) -> None:
-    """Every device has a score of its own model, and the losses are finite."""
-    _, records = digits(f"personal.name={name}", *METHODS[name], *settings)
-    personal = records[-1]["own"]["personal"]
-    assert all(value is not None for values in personal.values() for value in values)
-    assert all(record["loss"] is not None for record in records)
-    assert ("server" in records[-1]["own"]) == (name not in ("fedper", "fedrep", "proto"))
-    assert records[-1].get("scored", "") == ("" if "server" in records[-1]["own"] else "own models")
+def test_maml_under_scaffold_and_feddyn_by_hand(
+    local: dict[str, Any], by_hand: Callable[[int], tuple[Numbers, dict[int, Numbers]]]
+) -> None:
+    """PFLScaf and PFLDyn (Acar et al. 2021) on two tiers: four batches a round are two outer steps."""
+    training = {"epochs": 4, "batch_size": 100, "lr": LR, "weight_decay": 0.0, "clip": 1e9}
+    personal = {"name": "perfedavg", "order": "full", "alpha": ALPHA, "beta": BETA}
+    run = play(start(personal, training=training, local=local, rounds=3))
+    server, own = by_hand(3)
+    for name, expected in server.items():
+        np.testing.assert_allclose(run.server["complex"][name].numpy(), [expected] * 2, rtol=1e-9)
+    for device, memory in own.items():
+        for name, expected in memory.items():
+            np.testing.assert_allclose(run.memory[device][name].numpy(), [expected] * 2, rtol=1e-9)
 
 
-def test_what_is_personal_is_not_counted_as_sent() -> None:
-    """The last layer of an exit is a matrix and a bias, in four bytes a number, for one device of the tier."""
-    run, records = digits("personal.name=fedper", "devices.active=4")
-    _, plain = digits("devices.active=4")
-    held = run.population.holdings
-    assert {tier: [*holding.personal] for tier, holding in held.items()} == {
-        "simple": ["exits.2.2.weight", "exits.2.2.bias"],
-        "complex": ["exits.4.1.weight", "exits.4.1.bias"],
-    }
-    for tier, inputs in (("simple", 4), ("complex", 8)):
-        for way in ("down", "up"):
-            saved = plain[0]["bytes"][way][tier] - records[0]["bytes"][way][tier]
-            assert saved == 2 * 4 * (10 * inputs + 10)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_local_variant_leaves_the_personal_part_alone(optimizer: str) -> None:
+    """FedDyn pulls a, which is shared, to 0; b, which is not, has the weight decay alone: a and b part ways.
 
-
-REFUSED = {
-    "tiers share": (["personal.name=fedper", "personal.part=['stem']"], r"stem.* which tiers simple and complex share"),
-    "nothing named": (["personal.name=fedper", "personal.part=['head']"], r"names nothing .*'head'"),
-    "no effect": (["personal.name=fedper", "personal.pull=2"], r"personal\.pull has no effect"),
-    "no classes": (["personal.name=proto", "task.name=regression"], "choose a task|needs classes"),
-    "no server model": (["personal.name=fedrep", "evaluation.own=false"], r"set evaluation\.own=true"),
-    "hidden": (["personal.name=fedper", "evaluation.validation=0.1"], r"set evaluation\.validation=0"),
-    "too few": (["devices.held_out=0.5", "devices.active=3"], r"devices\.held_out=0\.5 leaves 2 devices"),
-    "inner steps": (["personal.name=perfedavg", "personal.order=hessian-free", "personal.steps=2"], r"steps=1"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_work_is_refused_in_one_line(case: str) -> None:
-    settings, reason = REFUSED[case]
-    with pytest.raises(ConfigError, match=reason) as caught:
-        digits(*settings)
-    assert "\n" not in str(caught.value)
-
-
-def test_with_the_tiers_apart_a_body_may_be_personal() -> None:
-    """As in LG-FedAvg: the exits are averaged, within each tier."""
-    run, _ = digits("personal.name=fedper", "personal.part=['stem', 'stages']", "method=decouple")
-    assert all(name.startswith("exits.") for weights in run.server.values() for name in weights)
-
-
-def test_held_out_devices_never_train() -> None:
-    run, records = digits("devices.held_out=0.25", "devices.number=8", "devices.active=6", "personal.name=finetune")
-    held_out = run.population.held_out
-    assert len(held_out) == 2 and sorted(run.population.tier_of[d] for d in held_out) == ["complex", "simple"]
-    assert not held_out.intersection(device for record in records for device in record["active"])
-    found = records[-1]["held_out"]
-    assert {owner: {tier: len(v) for tier, v in each.items()} for owner, each in found.items()} == {
-        owner: {"simple": 1, "complex": 1} for owner in ("server", "personal")
-    }
-    assert {tier: len(v) for tier, v in records[-1]["own"]["server"].items()} == {"simple": 3, "complex": 3}
-
-
-def test_local_training_stands_beside_after_the_last_round() -> None:
-    """Alone, from the initial weights: the same whatever the method does."""
-    _, records = digits("personal.name=ditto", "evaluation.local_epochs=1", "evaluation.every=1")
-    _, plain = digits("evaluation.local_epochs=1", "seed=0", "method=noside", "server.optimizer=momentum")
-    assert "local" not in records[0]["own"] and "local" in records[1]["own"]
-    assert set(records[1]["own"]) == {"server", "personal", "local"}
-    assert plain[-1]["own"]["local"]["simple"] == records[1]["own"]["local"]["simple"]
-
-
-def test_an_exit_that_never_travels_is_the_same_on_every_device() -> None:
-    """Else the shared body would learn for two random exits at once: the simple exit is in both tiers' models."""
-    run, _ = digits("personal.name=fedbabu", "rounds=1", "evaluation.every=1", "personal.adapt_epochs=0")
-    devices = SequentialDevices(run.population)
-    simple, complex_ = (devices.build_module(tier).state_dict() for tier in ("simple", "complex"))
-    assert torch.equal(simple["exits.2.2.weight"], complex_["exits.2.2.weight"])
-    assert torch.equal(run.complete_models()["server"]["simple"]["exits.2.2.weight"], simple["exits.2.2.weight"])
-
-
-def test_an_exit_or_all_exits_are_personal() -> None:
-    """A complex device of FedHeN has two exits; a simple one has one."""
-    for part, exits in (("exit", {"4"}), ("exits", {"2", "4"})):
-        run, _ = digits("personal.name=fedper", f"personal.part=['{part}']", "rounds=1", "evaluation.every=1")
-        assert {name.split(".")[1] for name in run.population.parts["complex"]} == exits
-        assert {name.split(".")[1] for name in run.population.parts["simple"]} == {"2"}
+    In the first step of the first round a = b = w, so that only the decays differ.
+    """
+    decay = 0.3
+    training = {"epochs": 1, "batch_size": 100, "lr": LR, "weight_decay": decay, "clip": 1e9, "optimizer": optimizer}
+    local = {"name": "feddyn", "alpha": PULL}
+    run = start({"name": "fedper", "part": ["b"]}, federation(scale=0.0), training=training, local=local, rounds=1)
+    begin = {name: torch.full((2,), 2.0, dtype=torch.float64) for name in "ab"}
+    run = play(start_experiment(replace(run.population, family=FAMILY.start_from(begin))))
+    check(run.memory[3]["personal/b"], 2.0 * (1 - LR * decay))

@@ -17,6 +17,7 @@ from fedhen.config.recipes import load_recipe
 from fedhen.config.training_settings import TrainingConfig
 from fedhen.data.batches import plan_visits
 from fedhen.experiment.build import build_experiment
+from fedhen.seeds import DeviceStreams
 from support.families import two_exits
 from support.noise import experiment, first, one_round
 
@@ -52,7 +53,7 @@ def test_momentum_by_hand() -> None:
     settings = {"epochs": 1, "batch_size": 4, "momentum": 0.9, "weight_decay": 0.0, "clip": 1e9, "lr": 0.1}
     run = experiment(training=settings)
     found = first(run, 1, [0]).weights
-    plan = plan_visits(run.population.data.shards[0], 1, 4, False, (0, 1, 0))
+    plan = plan_visits(run.population.data.shards[0], 1, 4, False, DeviceStreams(0, (1, 0)))
     module = two_exits().build("simple")
     module.load_state_dict(run.server["simple"])
     velocity = [torch.zeros_like(p) for p in module.parameters()]

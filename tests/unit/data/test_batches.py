@@ -12,12 +12,13 @@ from fedhen.data.augmentation import PADDING
 from fedhen.data.batches import make_batch, plan_visits
 from fedhen.data.dataset import Data
 from fedhen.data.spec import Normalisation
+from fedhen.seeds import DeviceStreams
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 15), st.booleans())
 def test_every_epoch_visits_every_example_once(size: int, epochs: int, batch_size: int, drop: bool) -> None:
     shard = np.arange(100, 100 + size)
-    plan = plan_visits(shard, epochs, batch_size, drop, (0, 1, 2))
+    plan = plan_visits(shard, epochs, batch_size, drop, DeviceStreams(0, (1, 2)))
     sizes = [part.stop - part.start for part in plan.batches()]
     full, rest = divmod(size, batch_size)
     short = [] if rest == 0 or (drop and full) else [rest]
@@ -29,11 +30,12 @@ def test_every_epoch_visits_every_example_once(size: int, epochs: int, batch_siz
 
 def test_epochs_rounds_and_devices_have_different_orders() -> None:
     shard = np.arange(50)
-    plan = plan_visits(shard, 2, 10, False, (0, 1, 2))
+    plan = plan_visits(shard, 2, 10, False, DeviceStreams(0, (1, 2)))
     assert plan.examples[:50].tolist() != plan.examples[50:].tolist()
-    for other in ((1, 1, 2), (0, 2, 2), (0, 1, 3)):
+    for seed, *where in ((1, 1, 2), (0, 2, 2), (0, 1, 3)):
+        other = DeviceStreams(seed, tuple(where))
         assert plan_visits(shard, 2, 10, False, other).examples.tolist() != plan.examples.tolist()
-    assert plan_visits(shard, 2, 10, False, (0, 1, 2)).examples.tolist() == plan.examples.tolist()
+    assert plan_visits(shard, 2, 10, False, DeviceStreams(0, (1, 2))).examples.tolist() == plan.examples.tolist()
 
 
 @pytest.mark.parametrize("augmentation", ["crop-flip", "half-crop-flip"])
@@ -43,7 +45,7 @@ def test_crop_and_flip_against_one_image_at_a_time(augmentation: str) -> None:
     labels = torch.arange(12) % 4
     mean, std = (100.0, 120.0, 90.0), (50.0, 60.0, 70.0)
     data = Data(images, labels, images, labels, 4, normalisation=Normalisation(mean, std))
-    plan = plan_visits(np.arange(12), 1, 12, False, (3, 1, 0))
+    plan = plan_visits(np.arange(12), 1, 12, False, DeviceStreams(3, (1, 0)))
     x, y = make_batch(data, plan, slice(0, 12), augmentation)
     for visit, example in enumerate(plan.examples):
         image = images[example].numpy().astype(np.float64)
@@ -62,7 +64,7 @@ def test_crop_and_flip_against_one_image_at_a_time(augmentation: str) -> None:
 
 
 def test_crops_reach_every_corner_evenly() -> None:
-    plan = plan_visits(np.arange(5000), 2, 50, False, (0, 1, 0))
+    plan = plan_visits(np.arange(5000), 2, 50, False, DeviceStreams(0, (1, 0)))
     counts = np.bincount(plan.draws.corners.ravel())
     assert len(counts) == 2 * PADDING + 1
     assert counts.min() > 0.9 * counts.mean()

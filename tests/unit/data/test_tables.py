@@ -236,6 +236,8 @@ def test_settings_read_a_table_as_python_does(tmp_path: Path) -> None:
     same = fedhen.from_table(path, "ill", by="user", inputs=["age"], test_share=0.4, seed=3)
     assert torch.equal(data.x, same.x) and torch.equal(data.x_test, same.x_test) and len(data.y_test) == 2
     some = load_data(DataConfig(name=path, by="user", target="ill", test_share=0, fraction=0.8), tmp_path, seed=3)
+    with pytest.raises(FedhenError, match=r"none of device \d's examples is left: keep more \(data.fraction, "):
+        load_data(DataConfig(name=path, by="user", target="ill", test_share=0, fraction=0.1), tmp_path, seed=3)
     assert len(some.y) == 5 and sorted(np.concatenate(some.shards).tolist()) == list(range(5))
     whole = fedhen.from_table(path, "ill", by="user", test_share=0)
     for kept, shard in zip(some.shards, whole.shards, strict=True):

@@ -95,6 +95,23 @@ def test_a_plan_for_ones_own_family_and_data(tmp_path: Path, monkeypatch: pytest
     assert Path(planned.clock.profile) == tmp_path / "two.toml"
     run = ["run", "--config", "planned.toml", *own[:4], "--rounds", "1", "--quiet", "--accelerator", "cpu"]
     assert main([*run, "--run-dir", "run", "--set", "devices.active=4"]) == 0
+    # Training the simple model takes 2 s, not 1: at half the speed all have trained the complex one within 8 s. The
+    # recipe has no tier of the measured number any more.
+    own[-1] = "measured.toml"
+    measured = ["--measured", "slow:simple=2", "--deadline", "8"]
+    assert main(["plan", *own, *measured, "--quiet", "--set", "training.epochs=1"]) == 0
+    planned = toml.read_toml(Path("measured.toml"))
+    slow, fast = read_profile(planned.clock.profile).classes
+    assert planned.tiers == {"complex": 1.0}
+    assert (slow.speed.typical, fast.speed.typical) == pytest.approx((840, 8400))
+    run[2] = "measured.toml"
+    assert main([*run, "--run-dir", "other", "--set", "devices.active=4"]) == 0
+
+
+def test_a_plan_reads_data_from_the_folder_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--profile", "phones", "--quiet", "--out", str(tmp_path / "planned.toml")]
+    assert main(["plan", "shakespeare", *options, "--data-dir", str(tmp_path / "there")]) == 2
+    assert f"{tmp_path / 'there'}/tinyshakespeare/input.txt is missing" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from fedhen.algorithm.updates import Update
 from fedhen.params import Average, TierModels, shapes_of
 from fedhen.privacy.accounting import gaussian_epsilon
 from fedhen.privacy.central import CentralPrivacy, PrivateRound
-from fedhen.privacy.noise import STEPS, Key
+from fedhen.privacy.noise import STEPS, NoiseSource
 from support.private_rounds import make_central, make_update, nested, play
 
 DELTA, WORLDS = 1e-3, 600
@@ -100,7 +100,7 @@ def play_worlds(kind: type[CentralPrivacy], tier: str, replays: bool, repeats_no
         each = []
         for number in range(WORLDS):
             mechanism = make_central(server, HOLDERS, rate=2 / 3, kind=kind)
-            mechanism.key = _fixed_key(number, repeats_noise)
+            mechanism.source = _fixed_source(number, repeats_noise)
             before = play(mechanism, server, others) if replays else server
             ledger = mechanism.ledger
             again = play(mechanism, server, updates)
@@ -110,9 +110,11 @@ def play_worlds(kind: type[CentralPrivacy], tier: str, replays: bool, repeats_no
     return found
 
 
-def _fixed_key(number: int, repeats_noise: bool) -> Key:
+def _fixed_source(number: int, repeats_noise: bool) -> NoiseSource:
     """Returns keys that are new in every world and, if they should be, in every release."""
-    return lambda release: np.random.default_rng([number, 0 if repeats_noise else release]).bytes(32)
+    return NoiseSource(
+        lambda release: np.random.default_rng([number, 0 if repeats_noise else release]).bytes(32), is_fresh=False
+    )
 
 
 def lower_bound(inside: np.ndarray, outside: np.ndarray) -> float:

@@ -15,7 +15,10 @@ from fedhen.data.batches import plan_visits
 from fedhen.errors import FedhenError
 from fedhen.profiles.device_round import DeviceRound, Parts, count_visits
 from fedhen.profiles.profile import Calibration, Profile, draw_jitter
+from fedhen.profiles.quantity import Quantity
 from fedhen.profiles.reading import list_shipped, parse_measured, read_profile, take_measured
+from fedhen.profiles.writing import write_profile
+from fedhen.seeds import DeviceStreams
 
 CLASS = {
     "share": "1.0",
@@ -92,7 +95,7 @@ def test_shipped_sensors_follow_the_radio_model() -> None:
 
 WRONG = {
     "unit": ({**CLASS, "speed": '"2 GFLOPS"'}, "unknown unit in classes.c0.speed 'GFLOPS': did you mean 'GFLOP/s'?"),
-    "no unit": ({**CLASS, "speed": '"2"'}, "unknown unit in classes.c0.speed ''"),
+    "no unit": ({**CLASS, "speed": '"2"'}, "it has no unit: add one of MFLOP/s, GFLOP/s, TFLOP/s"),
     "other unit": ({**CLASS, "up": '"2 J/MB"'}, "unknown unit in classes.c0.up 'J/MB'"),
     "number": ({**CLASS, "speed": "2"}, 'classes.c0.speed = 2: write a number and a unit, like "22 MFLOP/s"'),
     "negative": ({**CLASS, "down": '"-3 Mbit/s"'}, "it must be above 0"),
@@ -188,9 +191,36 @@ def test_one_measured_number_scales_all_speeds(tmp_path: Path) -> None:
     assert parse_measured("slow:simple=2 min") == Calibration("slow", "simple", 120)
     with pytest.raises(FedhenError, match="measured with tier 'simple', and the run has large"):
         phones.calibrate({"large": 1.0})
-    for wrong in ("slow=3", "slow:simple", "slow:simple=x", "slow:simple=0"):
-        with pytest.raises(FedhenError):
+    assert parse_measured("slow:simple=1e2") == Calibration("slow", "simple", 100)
+    for wrong, why in {
+        "slow=3": "write CLASS:TIER=SECONDS",
+        "slow:simple": "write CLASS:TIER=SECONDS",
+        "slow:simple=x": "write a number and a unit",
+        "slow:simple=nan": "write a number and a unit",
+        "slow:simple=0": "it must be above 0",
+        "slow:simple=-3": "it must be above 0",
+        "slow:simple=3 d": "unknown unit in --measured 'd'",
+    }.items():
+        with pytest.raises(FedhenError, match=why):
             parse_measured(wrong)
+
+
+def test_a_profile_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
+    """Each quantity is divided by the size of its unit and multiplied by it again, with a rounding each."""
+    odd = replace(read_profile("phones").classes[0], name='"slow" old', tier="simple", jitter=0.25, share=1.0)
+    for profile in (
+        take_measured(read_profile("phones"), parse_measured("slow:simple=310")).calibrate({"simple": 4.3e12}),
+        replace(read_profile("sensors"), classes=(replace(odd, idle_power=Quantity(0.05, 0.01, 1 / 3)),)),
+    ):
+        (tmp_path / "written.toml").write_text(write_profile(profile))
+        found = read_profile(tmp_path / "written.toml")
+        assert replace(found, classes=()) == replace(profile, classes=())
+        for own, other in zip(found.classes, profile.classes, strict=True):
+            for name, value in vars(other).items():
+                if isinstance(value, Quantity):
+                    assert vars(getattr(own, name)) == pytest.approx(vars(value), rel=4e-16)
+                else:
+                    assert getattr(own, name) == value
 
 
 def test_jitter_has_mean_one_and_an_address() -> None:
@@ -210,7 +240,7 @@ def test_jitter_has_mean_one_and_an_address() -> None:
 def test_visits_are_those_that_are_planned(examples: int, epochs: int, max_steps: int, drops: bool) -> None:
     import numpy as np
 
-    planned = plan_visits(np.arange(examples), epochs, 5, drops, (0, 1, 0), max_steps)
+    planned = plan_visits(np.arange(examples), epochs, 5, drops, DeviceStreams(0, (1, 0)), max_steps)
     counted = count_visits(examples, epochs=epochs, batch_size=5, max_steps=max_steps, drop_last=drops)
     assert counted == len(planned.examples)
 
