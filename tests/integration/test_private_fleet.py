@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedhen.fleet.membership import Membership
 from fedhen.fleet.need_to_know import describe_run
 from fedhen.fleet.server import FleetRun, play
 from fedhen.fleet.wire_format import Order
+from fedhen.params import Weights
 from fedhen.privacy.accounting import default_delta, gaussian_epsilon
 from fedhen.privacy.participation import make_turns
 from fedhen.runs.private import read_participation
@@ -107,8 +109,12 @@ def order_of(config: Config, number: int, run: str = "run") -> Any:
     """Builds an order to a simple device, as a server would that does not check its settings."""
     text = describe_run(config)
     order = Order(*(run, number, "simple", 0, (1, 8, 8), 10, wire_format.digest_of(text), KEY, KEY), config_text=text)
-    sent = build_experiment(fleet_config("fedhen", "plain"), accelerator="cpu", secret=SECRET).server["simple"]
-    return wire_format.pack_order(order, wire_format.pack_weights(sent))
+    return wire_format.pack_order(order, wire_format.pack_weights(simple_model()))
+
+
+@cache
+def simple_model() -> Weights:
+    return build_experiment(fleet_config("fedhen", "plain"), accelerator="cpu", secret=SECRET).server["simple"]
 
 
 def node(state: Path) -> FleetClient:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhen.errors import CheckpointError, ConfigError
-from fedhen.fileio.atomic import sync_folder, write_json
+from fedhen.fileio.atomic import PART, sync_folder, write_json
 from fedhen.fileio.untrusted import PARSE_ERRORS, check_int
 from fedhen.runs.layout import LEDGER, PRIVATE, ROUNDS, SECRET
 from fedhen.runs.lines import read_whole_lines
@@ -33,10 +33,12 @@ def write_secret(folder: Path, secret: bytes) -> None:
     if read_secret(folder) == secret:
         return
     path = make_private(folder) / SECRET
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
+    part = path.with_name(SECRET + PART)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
         file.write(secret.hex() + "\n")
         file.flush()
         os.fsync(file.fileno())
+    part.replace(path)
     sync_folder(path.parent)
 
 
