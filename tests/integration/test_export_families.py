@@ -14,7 +14,8 @@ from fedhen.deploy.export import export_models
 from fedhen.deploy.runtime import open_export
 from fedhen.deploy.source import Source, TierModel, make_up_examples
 from fedhen.models.model_files import build_ready_module
-from fedhen.tasks.standard import Classification, LanguageModelling
+from fedhen.tasks.positions import LanguageModelling
+from fedhen.tasks.standard import Classification
 from support.early_exits import make
 from support.families import two_exits
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fedhen.tasks.metrics import Metric, make_mean_metric
+from fedhen.tasks.positions import LanguageModelling, Segmentation
 from fedhen.tasks.predictions import Prediction
-from fedhen.tasks.standard import Classification, LanguageModelling, MultiLabel, Regression, Segmentation
+from fedhen.tasks.standard import Classification, MultiLabel, Regression
 from fedhen.tasks.task import Task
 
 __all__ = [

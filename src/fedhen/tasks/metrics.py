@@ -18,6 +18,8 @@ from fedhen.errors import ConfigError
 
 Sums = Callable[[Tensor, Tensor], Tensor]
 """(output of an exit, targets) of a batch -> a vector of sums."""
+Align = Callable[[Tensor, Tensor], Tensor]
+"""(output of an exit, targets) of a batch -> the output in the shape that other libraries expect."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ def make_mean_metric(
 
     def sums(output: Tensor, targets: Tensor) -> Tensor:
         found = each(output, targets)
+        if found.numel() > max(output.numel(), targets.numel()):
+            # (n, 1) and (n,) make (n, n).
+            shapes = f"{tuple(output.shape)} and {tuple(targets.shape)}"
+            raise ValueError(f"metric {name} makes {tuple(found.shape)} numbers of outputs and targets {shapes}")
         return sum_and_count(found.double().sum(), found.numel())
 
     return Metric(name, sums, take_mean, higher_is_better, unit)
@@ -111,8 +117,8 @@ def mean_iou(sums: Tensor) -> float:
     return float((right[seen] / union[seen]).mean()) if bool(seen.any()) else math.nan
 
 
-def read_torchmetric(metric: Any) -> Metric:
-    """Makes a metric of a `torchmetrics.Metric`, which is given an exit's output and the targets.
+def read_torchmetric(metric: Any, align: Align = lambda output, targets: output) -> Metric:
+    """Makes a metric of a `torchmetrics.Metric`, which is given an exit's aligned output and the targets.
 
     All its states must be reduced by a sum, so that they merge exactly.
     """
@@ -129,7 +135,7 @@ def read_torchmetric(metric: Any) -> Metric:
 
     def sums(output: Tensor, targets: Tensor) -> Tensor:
         metric.to(output.device).reset()
-        metric.update(output, targets)
+        metric.update(align(output, targets), targets)
         return torch.cat([getattr(metric, state).double().reshape(-1) for state in defaults])
 
     def value(total: Tensor) -> float:
@@ -143,9 +149,9 @@ def read_torchmetric(metric: Any) -> Metric:
     return Metric(name, sums, value, higher_is_better=bool(metric.higher_is_better))
 
 
-def read_metrics(given: Sequence[Any]) -> tuple[Metric, ...]:
+def read_metrics(given: Sequence[Any], align: Align = lambda output, targets: output) -> tuple[Metric, ...]:
     """Returns metrics, with those of torchmetrics made into ours. Their names must differ."""
-    found = tuple(each if isinstance(each, Metric) else read_torchmetric(each) for each in given)
+    found = tuple(each if isinstance(each, Metric) else read_torchmetric(each, align) for each in given)
     names = [metric.name for metric in found]
     if len(set(names)) < len(names):
         raise ConfigError(f"two metrics have the same name: {', '.join(names)}")

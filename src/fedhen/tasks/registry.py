@@ -10,7 +10,8 @@ from fedhen.config.settings import Config
 from fedhen.config.validation import from_mapping
 from fedhen.errors import ConfigError, unknown_name
 from fedhen.fileio.python_files import refuse_reference
-from fedhen.tasks.standard import Classification, LanguageModelling, MultiLabel, Regression, Segmentation
+from fedhen.tasks.positions import LanguageModelling, Segmentation
+from fedhen.tasks.standard import Classification, MultiLabel, Regression
 from fedhen.tasks.task import Task
 
 TASKS: Mapping[str, Callable[..., Task]] = {

@@ -1,4 +1,4 @@
-"""The tasks that have a name: classification, multi-label, regression, language modelling, segmentation."""
+"""Tasks with one prediction for each example: classification, multi-label, regression."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from fedhen.tasks.metrics import Metric, make_mean_metric
 from fedhen.tasks.predictions import Prediction, name_all, read_classes
 from fedhen.tasks.r_squared import r2, r2_sums
 from fedhen.tasks.task import Task
-
-IGNORED = -100
-"""A target of this value is not counted, in torch's losses and here."""
 
 
 def make_loss_metric(loss: Callable[[Tensor, Tensor], Tensor], kept: Callable[[Tensor], Tensor]) -> Metric:
@@ -48,11 +45,11 @@ def is_in_top(output: Tensor, targets: Tensor, number: int) -> Tensor:
     return (best == targets[:, None]).any(1)
 
 
-def _is_whole(targets: Tensor) -> bool:
+def is_whole(targets: Tensor) -> bool:
     return not (targets.is_floating_point() or targets.dtype == torch.bool)
 
 
-def _name_of(kind: torch.dtype) -> str:
+def name_of(kind: torch.dtype) -> str:
     return str(kind).removeprefix("torch.")
 
 
@@ -90,8 +87,8 @@ class Classification(Task):
         return functional.cross_entropy(output, targets, weight, label_smoothing=self.label_smoothing)
 
     def check_targets(self, targets: Tensor, classes: int) -> str:
-        if not _is_whole(targets):
-            return f"labels must be whole numbers, found {_name_of(targets.dtype)}: choose a task, as task='regression'"
+        if not is_whole(targets):
+            return f"labels must be whole numbers, found {name_of(targets.dtype)}: choose a task, as task='regression'"
         if targets.dim() != 1:
             return (
                 f"labels must be one for each example, found shape {tuple(targets.shape)}: choose a task, as task=..."
@@ -203,7 +200,7 @@ class Regression(Task):
 
     def named_metrics(self) -> Mapping[str, Metric]:
         def error(output: Tensor, targets: Tensor) -> Tensor:
-            return output.reshape(targets.shape).double() - targets.double()
+            return self.align(output, targets).double() - targets.double()
 
         square = make_mean_metric("mse", lambda z, y: error(z, y).square(), higher_is_better=False)
         root = Metric("rmse", square.sums, lambda sums: m.take_mean(sums) ** 0.5, higher_is_better=False)
@@ -217,7 +214,7 @@ class Regression(Task):
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Returns the mean squared error, or Huber's loss."""
-        output = output.reshape(targets.shape)
+        output = self.align(output, targets)
         if self.error == "huber":
             return functional.huber_loss(output, targets.to(output.dtype), delta=self.huber_delta)
         return functional.mse_loss(output, targets.to(output.dtype))
@@ -233,135 +230,12 @@ class Regression(Task):
     def count_outputs(self, targets: Tensor, classes: int) -> int:
         return targets[0].numel()
 
+    def align(self, output: Tensor, targets: Tensor) -> Tensor:
+        return output.reshape(targets.shape)
+
     def combine(self, outputs: Sequence[Tensor]) -> Tensor:
         return torch.stack([output.double() for output in outputs]).mean(0)
 
     def interpret(self, output: Tensor, names: Sequence[str], lengths: Tensor | None = None) -> list[Prediction]:
         """Returns the number, or the numbers as a list, in the unit of the targets."""
         return [Prediction(row.item() if row.numel() == 1 else row.tolist()) for row in output]
-
-
-@dataclass(frozen=True, eq=False)
-class LanguageModelling(Task):
-    """The next token. Outputs are logits of shape (examples, positions, vocabulary), targets (examples, positions).
-
-    Targets of `padding` are not counted.
-
-    Args:
-        metrics: perplexity (the default), loss or token_accuracy, by name, or others; the first is the primary one.
-        padding: The target that is not counted.
-    """
-
-    metrics: Sequence[object] = ()
-    padding: int = IGNORED
-    name = "language-modelling"
-
-    def named_metrics(self) -> Mapping[str, Metric]:
-        loss = make_loss_metric(self.loss, self.counted)
-        return {
-            "perplexity": Metric("perplexity", loss.sums, _perplexity, higher_is_better=False),
-            "loss": loss,
-            "token_accuracy": make_mean_metric("token_accuracy", self._rights, unit="%"),
-        }
-
-    def counted(self, targets: Tensor) -> Tensor:
-        return targets != self.padding
-
-    def _rights(self, output: Tensor, targets: Tensor) -> Tensor:
-        return (output.argmax(-1) == targets)[self.counted(targets)]
-
-    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Returns the mean cross-entropy of the tokens that count."""
-        return functional.cross_entropy(output.flatten(0, -2), targets.flatten(), ignore_index=self.padding)
-
-    def check_targets(self, targets: Tensor, classes: int) -> str:
-        if not _is_whole(targets) or targets.dim() != 2:
-            found = f"{_name_of(targets.dtype)} of shape {tuple(targets.shape)}"
-            return f"targets must be token ids of shape (examples, positions), found {found}"
-        kept = targets[self.counted(targets)]
-        return "" if not len(kept) or int(kept.min()) >= 0 else f"token {int(kept.min())} is below 0"
-
-    def check_output(self, output: Tensor, targets: Tensor, classes: int) -> str:
-        fits = output.dim() == 3 and output.shape[:2] == targets.shape and output.shape[2] >= classes
-        return "" if fits else f"{(*targets.shape, 'vocabulary')}, with a vocabulary of at least {classes}"
-
-    def count_outputs(self, targets: Tensor, classes: int) -> int:
-        kept = targets[self.counted(targets)]
-        return 1 + int(kept.max()) if len(kept) else 1
-
-    def log_probabilities(self, output: Tensor) -> Tensor:
-        return functional.log_softmax(output.flatten(0, -2), dim=1)
-
-    def combine(self, outputs: Sequence[Tensor]) -> Tensor:
-        return mean_of_softmax(outputs, dim=-1)
-
-    def interpret(self, output: Tensor, names: Sequence[str], lengths: Tensor | None = None) -> list[Prediction]:
-        """Returns the token that follows each sequence."""
-        ends = torch.full((len(output),), output.shape[1]) if lengths is None else lengths
-        return read_classes(output[torch.arange(len(output)), ends - 1], names)
-
-
-def _perplexity(sums: Tensor) -> float:
-    # torch's exponential overflows to infinity, where Python's raises.
-    return float(torch.tensor(m.take_mean(sums), dtype=torch.float64).exp())
-
-
-@dataclass(frozen=True, eq=False)
-class Segmentation(Task):
-    """A class for each pixel. Outputs are logits of shape (examples, classes, ...), targets (examples, ...).
-
-    Args:
-        metrics: mean_iou (the default), pixel_accuracy or loss, by name, or others; the first is the primary one.
-        padding: The target of pixels that are not counted.
-    """
-
-    metrics: Sequence[object] = ()
-    padding: int = IGNORED
-    name = "segmentation"
-
-    def named_metrics(self) -> Mapping[str, Metric]:
-        def classes(output: Tensor, targets: Tensor) -> Tensor:
-            kept = self.counted(targets)
-            return m.count_per_class(output.argmax(1)[kept], targets[kept], output.shape[1])
-
-        return {
-            "mean_iou": Metric("mean_iou", classes, m.mean_iou, unit="%"),
-            "pixel_accuracy": make_mean_metric(
-                "pixel_accuracy", lambda z, y: (z.argmax(1) == y)[self.counted(y)], unit="%"
-            ),
-            "loss": make_loss_metric(self.loss, self.counted),
-        }
-
-    def counted(self, targets: Tensor) -> Tensor:
-        return targets != self.padding
-
-    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Returns the mean cross-entropy of the pixels that count."""
-        return functional.cross_entropy(output, targets, ignore_index=self.padding)
-
-    def check_targets(self, targets: Tensor, classes: int) -> str:
-        if not _is_whole(targets) or targets.dim() < 2:
-            found = f"{_name_of(targets.dtype)} of shape {tuple(targets.shape)}"
-            return f"targets must be a class for each pixel, (examples, height, width), found {found}"
-        kept = targets[self.counted(targets)]
-        return "" if not len(kept) or int(kept.min()) >= 0 else f"class {int(kept.min())} is below 0"
-
-    def check_output(self, output: Tensor, targets: Tensor, classes: int) -> str:
-        fits = (len(output), *output.shape[2:]) == tuple(targets.shape) and output.shape[1] >= classes
-        return "" if fits else f"{(len(targets), 'classes', *targets.shape[1:])}, with at least {classes} classes"
-
-    def count_outputs(self, targets: Tensor, classes: int) -> int:
-        kept = targets[self.counted(targets)]
-        return 1 + int(kept.max()) if len(kept) else 1
-
-    def log_probabilities(self, output: Tensor) -> Tensor:
-        return functional.log_softmax(output.movedim(1, -1).flatten(0, -2), dim=1)
-
-    def combine(self, outputs: Sequence[Tensor]) -> Tensor:
-        return mean_of_softmax(outputs, dim=1)
-
-    def interpret(self, output: Tensor, names: Sequence[str], lengths: Tensor | None = None) -> list[Prediction]:
-        """Returns the class of each pixel. Probabilities are means over all pixels."""
-        names, shares = name_all(names, output.shape[1]), output.double().softmax(1).flatten(2)
-        means = zip(output.argmax(1), shares.amax(1).mean(1).tolist(), shares.mean(2).tolist(), strict=True)
-        return [Prediction(pixels, sure, dict(zip(names, each, strict=True))) for pixels, sure, each in means]

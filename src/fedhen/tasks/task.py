@@ -60,6 +60,10 @@ class Task:
         """Returns the number of outputs that a model for these targets needs."""
         return classes or targets[0].numel()
 
+    def align(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Returns an exit's output in the shape in which metrics of torchmetrics take it."""
+        return output
+
     def log_probabilities(self, output: Tensor) -> Tensor:
         """Returns the logarithms of the predicted probabilities, of shape (predictions, classes), for distillation."""
         raise ConfigError(f"objective.distillation needs a task with probabilities, and {self.name!r} has none")
@@ -106,7 +110,7 @@ class Task:
             if isinstance(name, Metric) and name.name in known:
                 raise ConfigError(f"{self.name} has a metric {name.name!r}: give yours another name")
         found = read_metrics(
-            [known[each] if isinstance(each, str) else each for each in self.metrics or list(known)[:1]]
+            [known[each] if isinstance(each, str) else each for each in self.metrics or list(known)[:1]], self.align
         )
         if not found:
             raise ConfigError(f"task {self.name or type(self).__name__!r} has no metrics: give it at least one")

@@ -56,6 +56,14 @@ def test_targets_that_do_not_fit_are_named(task: Task, targets: Tensor, classes:
     assert re.search(message, task.check_targets(targets, classes))
 
 
+def test_a_metric_that_compares_each_output_with_each_target_is_refused() -> None:
+    """(n, 1) − (n,) is (n, n), of which the mean would be a wrong number."""
+    task = Regression([make_mean_metric("bias", lambda output, y: output - y)])
+    with pytest.raises(FedhenError, match=r"bias makes \(2, 2\) numbers of outputs and targets \(2, 1\)"):
+        task.try_on(torch.zeros(2, 1), torch.zeros(2))
+    task.try_on(torch.zeros(2), torch.zeros(2))
+
+
 def test_losses_are_those_of_their_formulas() -> None:
     """Class weights: the weighted mean of −log p. Huber with δ = 1: 0.5·e² below, |e| − 0.5 above."""
     z, y = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])

@@ -144,6 +144,12 @@ def test_a_metric_of_torchmetrics_is_merged_exactly() -> None:
     assert accuracy == sk.accuracy_score(y, z.argmax(1))
 
 
+def test_a_metric_of_torchmetrics_takes_regressions_outputs_in_the_shape_of_the_targets() -> None:
+    z, y = logits(N, 1), logits(N)
+    (found,) = score(Regression([torchmetrics.MeanAbsoluteError()]), z, y, 50).values()
+    assert found == pytest.approx(sk.mean_absolute_error(y, z[:, 0]), rel=1e-6)
+
+
 def test_a_metric_of_torchmetrics_that_is_no_sum_is_refused() -> None:
     with pytest.raises(FedhenError, match="metric PearsonCorrCoef cannot be merged exactly: its state 'mean_x'"):
         read_torchmetric(torchmetrics.PearsonCorrCoef())
