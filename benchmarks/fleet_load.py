@@ -1,10 +1,11 @@
-"""Plays many light nodes against a real gate, SuperLink and server, and measures seconds a round and peak memory.
+"""Plays many light nodes against a real gate, SuperLink and server: seconds a round, processor time and peak memory.
 
 python benchmarks/fleet_load.py [NODES] [ACTIVE] [ROUNDS]
 
 The nodes live in this process. They speak Flower's node protocol over HTTP and TLS, sign every request, and look for
 messages as real nodes do, but they do not train: they answer with the weights that they were sent. In each round a
-third of the active ones vanish without an answer and come back later. Every answer that was sent must be merged.
+third of the active ones vanish without an answer, come back later and say so, as restarted nodes do. Every answer that
+was sent must be merged.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ import httpx
 import psutil
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
+from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto
 from flwr.proto import fleet_pb2, heartbeat_pb2, message_pb2
 from flwr.proto.node_pb2 import Node
@@ -172,6 +174,8 @@ class LightNode:
             await self.call("deactivate-node", gone, fleet_pb2.DeactivateNodeResponse)
             await asyncio.sleep(AWAY_SECONDS)
             await self.connect()
+            # As a node that was restarted.
+            await self.push(Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "it had vanished"), reply_to=message))
         else:
             model = message.content["model"]
             assert isinstance(model, ArrayRecord)
@@ -232,7 +236,7 @@ def prepare(place: Path, number: int, active: int, rounds: int) -> tuple[FleetPr
     write_json(project.path / ENROLLED, {"nodes": [asdict(node) for node in nodes]})
     config = read_toml(project.path / "config.toml")
     devices = replace(config.devices, number=number, active=active, tiers=())
-    fleet = replace(config.fleet, deadline_seconds=240.0, wait_seconds=240.0)
+    fleet = replace(config.fleet, deadline_seconds=240.0, wait_seconds=900.0)
     scoring = replace(config.evaluation, every=rounds, devices=False)
     return (
         project,
@@ -242,15 +246,15 @@ def prepare(place: Path, number: int, active: int, rounds: int) -> tuple[FleetPr
 
 
 @contextmanager
-def watch_memory(peaks: dict[str, int]) -> Iterator[None]:
-    """Notes the largest memory that each part of the server has had, as the system has counted it."""
+def watch(peaks: dict[str, int], seconds: dict[str, float]) -> Iterator[None]:
+    """Notes the largest memory and the processor time of each part of the server, as the system has counted them."""
     over, ours = threading.Event(), psutil.Process()
 
     def look() -> None:
         while not over.wait(0.5):
             for process in ours.children(recursive=True):
                 try:
-                    line = " ".join(process.cmdline())
+                    line, used = " ".join(process.cmdline()), process.cpu_times()
                     status = Path(f"/proc/{process.pid}/status").read_text()
                 except (psutil.Error, OSError):
                     continue
@@ -258,6 +262,7 @@ def watch_memory(peaks: dict[str, int]) -> Iterator[None]:
                     if word in line and "VmHWM" in status:
                         peak = int(status.partition("VmHWM:")[2].split()[0]) // 1024
                         peaks[part] = max(peaks.get(part, 0), peak)
+                        seconds[part] = max(seconds.get(part, 0.0), round(used.user + used.system, 1))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -273,7 +278,8 @@ def main() -> None:
     number, active, rounds = (int(value) for value in [*given, *("500", "100", "5")[len(given) :]])
     tally: Counter[str] = Counter()
     peaks: dict[str, int] = {}
-    with tempfile.TemporaryDirectory() as folder, watch_memory(peaks):
+    seconds: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder, watch(peaks, seconds):
         project, keys, config = prepare(Path(folder), number, active, rounds)
         began, over = time.monotonic(), threading.Event()
         first = True
@@ -299,7 +305,8 @@ def main() -> None:
                 playing.join()
                 server.terminate()
                 server.wait(60)
-    print(json.dumps({"peak memory in MiB": peaks, **{k: v for k, v in sorted(tally.items()) if "round" not in k}}))
+    found = {"peak memory in MiB": peaks, "processor seconds": seconds}
+    print(json.dumps({**found, **{k: v for k, v in sorted(tally.items()) if "round" not in k}}))
 
 
 def describe(record: dict[str, Any], timing: dict[str, Any], tally: Counter[str]) -> str:
