@@ -244,11 +244,11 @@ def prepare(place: Path, number: int, active: int, rounds: int) -> tuple[FleetPr
 @contextmanager
 def watch_memory(peaks: dict[str, int]) -> Iterator[None]:
     """Notes the largest memory that each part of the server has had, as the system has counted it."""
-    over = threading.Event()
+    over, ours = threading.Event(), psutil.Process()
 
     def look() -> None:
         while not over.wait(0.5):
-            for process in psutil.process_iter():
+            for process in ours.children(recursive=True):
                 try:
                     line = " ".join(process.cmdline())
                     status = Path(f"/proc/{process.pid}/status").read_text()

@@ -10,7 +10,7 @@ instead what a device sends in a round and direction, and what it keeps.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -21,7 +21,7 @@ from fedhen.config.validation import from_mapping
 from fedhen.experiment.build import build_experiment
 from fedhen.params import count_bytes
 from fedhen.reports.own_data import last_values
-from fedhen.runs.device_values import Spread, describe_owners
+from fedhen.runs.device_values import describe_owners
 from fedhen.runs.reader import Run, read_run
 from fedhen.wire.wire import count_down
 
@@ -42,13 +42,11 @@ METHODS: dict[str, dict[str, Any]] = {
 
 Where they are not the defaults, they were chosen on seed 100, which is not among those that are reported.
 """
-MEASURES: dict[str, Callable[[Spread], float | None]] = {
-    "mean": lambda spread: spread.mean,
-    "deviation": lambda spread: spread.deviation,
-    "worst tenth": lambda spread: spread.worst_tenth,
-    "hurt": lambda spread: spread.hurt,
-}
 TIERS = ("simple", "complex")
+COLUMNS = ("mean", "gain", "deviation", "worst tenth", "best tenth", "hurt", "its server")
+"""Gain: over FedHeN's global model, seed by seed. Its server: the mean of the method's own server's model."""
+HELD_OUT_COLUMNS = ("mean", "gain", "hurt")
+"""There are two devices of a tier, too few for a spread."""
 
 
 def make_settings(method: str, seed: int, rounds: int) -> dict[str, Any]:
@@ -75,24 +73,41 @@ def train(out: Path, method: str, seed: int, rounds: int) -> Run:
     return read_run(folder)
 
 
-def list_cells(runs: Sequence[Run], owner: str, held_out: bool) -> Iterator[str]:
-    """Yields mean ± deviation over the seeds of each tier's measures, in percent."""
+def make_cells(runs: Sequence[Run], plain: Sequence[Run], owner: str, tier: str, held_out: bool) -> dict[str, str]:
+    """Returns the cells of a row, in percent. `plain` are the runs of the same seeds without personal models."""
+    found, base = ([describe_owners(last_values(run, held_out), run.metric) for run in each] for each in (runs, plain))
+    own = [each[owner][tier] for each in found]
+    gains = [one.mean - each["server"][tier].mean for one, each in zip(own, base, strict=bool(base))]
+    return {
+        "mean": show([spread.mean for spread in own]),
+        "gain": show(gains, sign="+") if owner != "server" else "–",
+        "deviation": show([spread.deviation for spread in own]),
+        "worst tenth": show([spread.worst_tenth for spread in own]),
+        "best tenth": show([spread.best_tenth for spread in own]),
+        "hurt": show([spread.hurt for spread in own if spread.hurt is not None]),
+        "its server": show([each["server"][tier].mean for each in found if "server" in each]),
+    }
+
+
+def show(values: Sequence[float], sign: str = "") -> str:
+    """Writes mean ± deviation over the seeds."""
+    if not values:
+        return "–"
+    deviation = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * fmean(values):{sign}.1f}{deviation}"
+
+
+def print_tables(found: dict[str, list[Run]], held_out: bool) -> None:
+    columns = HELD_OUT_COLUMNS if held_out else COLUMNS
     for tier in TIERS:
-        spreads = [describe_owners(last_values(run, held_out), run.metric).get(owner, {}).get(tier) for run in runs]
-        for read in MEASURES.values():
-            values = [100 * value for spread in spreads if spread and (value := read(spread)) is not None]
-            deviation = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-            yield f"{fmean(values):.1f}{deviation}" if values else "–"
-
-
-def print_table(found: dict[str, list[Run]], held_out: bool) -> None:
-    columns = ["model", *(f"{tier}: {measure}" for tier in TIERS for measure in MEASURES)]
-    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
-    for method, runs in found.items():
-        owners = {"server": "global", "local": "alone"} if method == "none" else {"personal": method}
-        for owner, name in owners.items():
-            print(f"| {name} | {' | '.join(list_cells(runs, owner, held_out))} |")
-    print(flush=True)
+        title = f"{tier} devices that {'never ' * held_out}trained"
+        print(f"| {title} | {' | '.join(columns)} |\n| ---{' | ---' * len(columns)} |")
+        for method, runs in found.items():
+            owners = {"server": "global", "local": "alone"} if method == "none" else {"personal": method}
+            for owner, name in owners.items():
+                cells = make_cells(runs, found.get("none", []), owner, tier, held_out)
+                print(f"| {name} | {' | '.join(cells[column] for column in columns)} |")
+        print(flush=True)
 
 
 def print_bytes() -> None:
@@ -125,8 +140,7 @@ def main() -> None:
     runs = {(method, seed): train(options.out, method, seed, options.rounds) for seed in seeds for method in chosen}
     found = {method: [runs[method, seed] for seed in seeds] for method in chosen}
     for held_out in (False, True):
-        print("### Devices that never trained\n" if held_out else "### Devices that trained\n")
-        print_table(found, held_out)
+        print_tables(found, held_out)
     return None
 
 

@@ -25,9 +25,10 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 from fedhen.cli import main
+from fedhen.fleet.certificates import renew_certificate
 from fedhen.fleet.gate_rules import PUSH_MESSAGES, PUSH_OBJECT, SMALL_ROUTES, Limits
 from fedhen.fleet.node_file import NodeFile
-from fedhen.fleet.project import open_project
+from fedhen.fleet.project import CERTIFICATES, open_project
 from fedhen.fleet.registration import open_control
 from support.doors import Door, new_key, node_client, open_door, sign
 from support.kills import wait_for
@@ -207,6 +208,18 @@ def test_old_tls_is_refused(door: Door, gate: int) -> None:
         context.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises((ssl.SSLError, OSError)), socket.create_connection(door.host, timeout=20) as plain:
         context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def test_a_renewed_certificate_is_read_while_nodes_are_connected(door: Door, node: NodeFile, gate: int) -> None:
+    def serial() -> str:
+        with door.connect() as secure:
+            return str((secure.getpeercert() or {})["serialNumber"])
+
+    before = serial()
+    with node_client(door, node.key) as (client, number):
+        assert renew_certificate(door.folder / CERTIFICATES)
+        wait_for(lambda: serial() != before, 60)
+        client.PullMessages(PullMessagesRequest(node=Node(node_id=number)))
 
 
 def test_a_removed_key_is_out_at_once_and_for_good(door: Door, gate: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import ssl
 import subprocess
@@ -28,9 +29,10 @@ from fedhen.cli import main
 from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
 from fedhen.config.settings import Config
-from fedhen.errors import FedhenError
+from fedhen.errors import FedhenError, FleetError
 from fedhen.fleet.app_digest import build_bundle, digest_bundle
 from fedhen.fleet.certificates import make_node_key, write_certificates, write_node_key
+from fedhen.fleet.follow import follow
 from fedhen.fleet.local_fleet import SUPERLINK, LocalFleet
 from fedhen.fleet.node_file import read_node_file
 from fedhen.fleet.processes import MARK, find_marked, free_port, kill_marked
@@ -152,7 +154,9 @@ class TestPlain:
         for line, words in zip(told, ("has shape", "is unexpected", "bytes instead", "cannot be"), strict=True):
             assert words in line
 
-    def test_a_run_is_stopped_if_its_submission_is_interrupted(self, local_fleet: LocalFleet, tmp_path: Path) -> None:
+    def test_a_run_is_stopped_if_its_submission_is_interrupted(
+        self, local_fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         before = {*runs_of(local_fleet)}
         command = [sys.executable, "-m", "fedhen", "fleet", "run", str(local_fleet.path), "--out", "run"]
         with subprocess.Popen(command, cwd=tmp_path) as running, ExitStack() as always:
@@ -163,6 +167,9 @@ class TestPlain:
             assert running.wait(240) == 128 + signal.SIGTERM
         ((number, status),) = (run for run in runs_of(local_fleet).items() if run[0] not in before)
         assert status == "finished:stopped"
+        # Here `flwr ls fleet` would take the connection for the app in the folder.
+        shutil.copytree(local_fleet.path, tmp_path / "fleet", ignore=shutil.ignore_patterns("*.db*", "nodes"))
+        monkeypatch.chdir(tmp_path)
         local_fleet.superlink.stop(number)  # It has ended already, which is not an error.
         with pytest.raises(FedhenError, match="flwr stop failed"):
             local_fleet.superlink.stop("12345")
@@ -171,12 +178,18 @@ class TestPlain:
         """With SCAFFOLD. The run is resumed after each, by another process, and ends with the same bytes."""
         chosen, run = config("rounds=3", "local.name=scaffold"), tmp_path / "fleet"
         give_secret(run)
-        local_fleet.superlink.start(chosen, run)
+        number = local_fleet.superlink.start(chosen, run)
+        rounds = follow(local_fleet.superlink, number, run, 0, 3, "LINE")
         wait_for(lambda: rounds_of(run) >= 1)
+        next(rounds)
         # The process of an earlier run may be about to end.
         (process,) = wait_for(lambda: found if len(found := serverapp(local_fleet)) == 1 else [])
         process.kill()
-        wait_for(lambda: not serverapp(local_fleet))
+        with pytest.raises(
+            FleetError, match=r"ended \(the process of its server was killed\); \d rounds .* with: LINE$"
+        ):
+            list(rounds)
+        assert not serverapp(local_fleet)
         local_fleet.superlink.start(chosen, run, resume=True)
         wait_for(lambda: rounds_of(run) >= 2)
         superlink = local_fleet.processes.running[SUPERLINK]

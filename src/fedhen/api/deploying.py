@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedhen.api.saved import PathLike
+from fedhen.config import toml
+from fedhen.config.settings import Config
 from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.digests import compute_digest
@@ -25,11 +29,14 @@ from fedhen.deploy.out_folder import PYTHON
 from fedhen.deploy.runtime import Answer, Arrays
 from fedhen.deploy.source import Normalise, Source, TierModel
 from fedhen.deploy.split import count_stages
-from fedhen.errors import FedhenError, unknown_name
+from fedhen.errors import ConfigError, FedhenError, unknown_name
+from fedhen.experiment.build import OwnParts
+from fedhen.experiment.device_models import make_device_model
 from fedhen.experiment.saved_models import open_models, refuse_incomplete
 from fedhen.models.family import Family
 from fedhen.models.model_files import build_ready_module
 from fedhen.models.registry import make_family
+from fedhen.runs.folders import find_config
 from fedhen.tasks import Task
 from fedhen.tasks.registry import make_task
 
@@ -45,6 +52,7 @@ def export(
     tier: str | None = None,
     of: str = "server",
     at: str = "last",
+    device: int | None = None,
     int8: bool = False,
     threshold: float | str | None = None,
     tolerance: float = 1.0,
@@ -59,11 +67,14 @@ def export(
 
     Args:
         run: A run folder.
-        out: Where to write, by default `export` in the run folder, `export-executorch` for ExecuTorch.
+        out: Where to write, by default `export` in the run folder, `export-executorch` for ExecuTorch, and
+            `export-device7` for a device.
         to: "onnx" or "executorch".
         tier: The only tier to export. By default all are.
         of: "server", or "devices" for the average of all devices' last models.
         at: "last", or "best" for the round in which each model was best.
+        device: In place of the other three, the number of a device of a run with personal models: its own model,
+            checked on its own test data.
         int8: Whether to write int8 files beside those in float.
         threshold: The cascade's: a number from 0 to 1, "never", or "auto". By default 0.9.
         tolerance: How many points an int8 file may score below the model.
@@ -72,15 +83,23 @@ def export(
         family, data, task: What the run was trained with, if it was passed from Python.
     """
     folder = Path(run)
-    source = make_source(folder, of, at, family=family, data=data, task=task, data_dir=data_dir)
-    place = Path(out) if out is not None else default_folder(folder, to)
+    refuse_choice(device, tier, of, at)
+    source = make_source(folder, of, at, device=device, family=family, data=data, task=task, data_dir=data_dir)
+    place = Path(out) if out is not None else default_folder(folder, to, device)
     options: dict[str, Any] = {"int8": int8, "threshold": threshold, "tolerance": tolerance}
     return export_models(source, place, to=to, tier=tier, overwrite=overwrite or force, words=PYTHON, **options)
 
 
-def default_folder(run: Path, target: str) -> Path:
+def default_folder(run: Path, target: str, device: int | None = None) -> Path:
     """Returns where an export of a run is written, if no other place is given."""
-    return run / ("export" if target == "onnx" else f"export-{target}")
+    parts = ["export", *([target] if target != "onnx" else []), *([f"device{device}"] if device is not None else [])]
+    return run / "-".join(parts)
+
+
+def refuse_choice(device: int | None, tier: str | None = None, of: str = "server", at: str = "last") -> None:
+    """Refuses a device together with what chooses another model."""
+    if device is not None and (tier is not None or of != "server" or at != "last"):
+        raise ConfigError("a device has one model, the last: leave out tier, of and at")
 
 
 def study(
@@ -140,12 +159,15 @@ def make_source(
     of: str = "server",
     at: str = "last",
     *,
+    device: int | None = None,
     family: Family | None = None,
     data: Data | None = None,
     task: Task | None = None,
     data_dir: PathLike | None = None,
 ) -> Source:
     """Reads what is exported from a run folder: the models of all tiers, and the data that files are checked on."""
+    if device is not None:
+        return make_device_source(folder, device, OwnParts(family, data, task), data_dir)
     found = open_models(folder)
     refuse_incomplete(found.config)
     if found.unfinished:
@@ -162,20 +184,49 @@ def make_source(
         held = tuple(name for name in family.exits(tier) if name in saved.exits)
         module = build_ready_module(family, tier, saved.weights, saved.exits)
         models.append(TierModel(tier, module, held, compute_digest([*saved.weights.values()]), saved.round))
-    normalisation = data.normalisation
+    return _describe_source(config, models, data, task, classes, of, _describe_rounds(rounds))
+
+
+def make_device_source(folder: Path, device: int, own: OwnParts, data_dir: PathLike | None = None) -> Source:
+    """Returns the model of a device as what is exported, with the device's own data in place of all."""
+    config = toml.read_toml(find_config(folder))
+    found = make_device_model(folder, device, own, data_root(Path(data_dir) if data_dir else None))
+    digest = compute_digest([*found.module.state_dict().values()])
+    model = TierModel(found.tier, found.module.eval(), tuple(found.card.exits), digest, found.round)
+    data, training = found.data, torch.from_numpy(found.data.shards[device])
+    tests = torch.from_numpy(data.test_shards[device]) if data.test_shards else torch.arange(0)
+    data = replace(
+        data,
+        **{"x": take(data.x, training), "y": data.y[training]},
+        **{"x_test": take(data.x_test, tests), "y_test": data.y_test[tests], "shards": (), "test_shards": ()},
+    )
+    classes = found.card.data.class_names if found.card.data else ()
+    return _describe_source(config, [model], data, own.task, classes, f"device {device}", str(found.round))
+
+
+def _describe_source(
+    config: Config,
+    models: Sequence[TierModel],
+    data: Data,
+    task: Task | None,
+    classes: Sequence[str],
+    whose: str,
+    rounds: str,
+) -> Source:
+    normalisation, has_test = data.normalisation, len(data.y_test) > 0
     described = {} if normalisation is None else {"mean": normalisation.mean, "std": normalisation.std}
-    about = {"recipe": config.recipe, "method": config.method, "seed": config.seed, "rounds": _describe_rounds(rounds)}
+    about = {"recipe": config.recipe, "method": config.method, "seed": config.seed, "rounds": rounds}
     return Source(
         models,
         task or make_task(config.task),
         sample=take(data.x, slice(2)),
-        test=data.x_test if len(data.y_test) else None,
-        targets=data.y_test if len(data.y_test) else None,
+        test=data.x_test if has_test else None,
+        targets=data.y_test if has_test else None,
         training=data.x,
         prepare=None if normalisation is None else Normalise(normalisation),
         normalisation=described,
         classes=classes,
-        run={**about, "models": of},
+        run={**about, "models": whose},
     )
 
 

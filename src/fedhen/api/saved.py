@@ -74,8 +74,8 @@ def load(
         raise ConfigError("load needs a tier or a device: fedhen.load(run, 'simple') or fedhen.load(run, device=7)")
     if device is not None:
         root = data_root(Path(data_dir) if data_dir else None)
-        module, card, number = make_device_model(Path(run), device, OwnParts(family, data, task), root)
-        return LoadedModel(module, card, task, number)
+        found = make_device_model(Path(run), device, OwnParts(family, data, task), root)
+        return LoadedModel(found.module, found.card, task, found.round)
     assert tier is not None
     models = open_models(Path(run))
     refuse_incomplete(models.config)

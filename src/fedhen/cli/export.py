@@ -16,6 +16,7 @@ EXAMPLES = """\
 examples:
   fedhen export runs/digits --int8              ONNX files of both tiers and the cascade, in float and int8
   fedhen export runs/digits --threshold auto    the smallest threshold that loses nothing on half of the test set
+  fedhen export runs/digits-fedhen-ditto-seed0 --device 7    the personal model of a device
   fedhen export runs/digits --to executorch     .pte files with XNNPACK, for one example at a time
 """
 
@@ -38,6 +39,9 @@ def add_commands(commands: Any) -> None:
         choices=MOMENTS,
         default="last",
         help="models of the last round, or each of its best one (default: %(default)s)",
+    )
+    command.add_argument(
+        "--device", type=int, metavar="N", help="of a run with personal models, export that of device N"
     )
     command.add_argument("--int8", action="store_true", help="write int8 files too, calibrated on training examples")
     command.add_argument(
@@ -62,13 +66,20 @@ def add_commands(commands: Any) -> None:
 
 def export_command(options: argparse.Namespace) -> int:
     config = toml.read_toml(find_config(options.run_folder))
-    from fedhen.api.deploying import default_folder, make_source
+    from fedhen.api.deploying import default_folder, make_source, refuse_choice
     from fedhen.deploy.export import export_models
 
     check_again(options, config)
     own = load_own_parts(options)
-    out = options.out or default_folder(options.run_folder, options.to)
-    parts = {"family": own.family, "data": own.data, "task": own.task, "data_dir": options.data_dir}
+    refuse_choice(options.device, options.tier, options.of, options.at)
+    out = options.out or default_folder(options.run_folder, options.to, options.device)
+    parts = {
+        "device": options.device,
+        "family": own.family,
+        "data": own.data,
+        "task": own.task,
+        "data_dir": options.data_dir,
+    }
     source = make_source(options.run_folder, options.of, options.at, **parts)
     names = ("to", "tier", "int8", "threshold", "tolerance", "overwrite")
     manifest = export_models(source, out, **{name: getattr(options, name) for name in names})

@@ -37,10 +37,10 @@ from fedhen.interrupts import RunStopped
 from fedhen.version import VERSION
 
 PURPOSES = {
-    "train": (run, compare, resume, finish, centralised, plan),
+    "train": (run, compare, resume, finish, centralised, plan, privacy),
     "look at results": (report, evaluate, paper, log),
     "models on devices": (export, predict),
-    "recipes and data": (recipes, data, privacy),
+    "recipes and data": (recipes, data),
     "fleets": (fleet,),
     "this machine": (bench, completion),
 }

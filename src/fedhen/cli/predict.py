@@ -38,6 +38,9 @@ def add_commands(commands: Any) -> None:
     command.add_argument("folder", type=Path, metavar="RUN|EXPORT", help="a run folder, or one that export wrote")
     command.add_argument("inputs", nargs="+", metavar="INPUT", help="images, folders, an .npy or .npz file, or text")
     command.add_argument("--tier", metavar="TIER", help="predict with the last exit of this tier's model")
+    command.add_argument(
+        "--device", type=int, metavar="N", help="of a run with personal models, predict with that of device N"
+    )
     command.add_argument("--threshold", metavar="X", help="how sure an exit must be: 0 to 1, or never (default: 0.9)")
     command.add_argument("--int8", action="store_true", help="use an export's int8 file")
     command.add_argument("--json", action="store_true", help="print one JSON object for each input")
@@ -49,6 +52,8 @@ def add_commands(commands: Any) -> None:
 def predict_command(options: argparse.Namespace) -> int:
     threshold = None if options.threshold is None else read_threshold(options.threshold)
     if (options.folder / MANIFEST).is_file():
+        if options.device is not None:
+            raise ConfigError("--device is for runs: an export has the models that its manifest names")
         export = open_export(options.folder)
         classes, task = export.manifest.classes, export.manifest.task
         batch = read_batch(options.inputs, export.manifest.files[0].inputs, classes)
@@ -65,11 +70,13 @@ def predict_command(options: argparse.Namespace) -> int:
 
 def _predict_with_run(options: argparse.Namespace, threshold: float | None) -> tuple[Batch, Answer, list[str], str]:
     config = toml.read_toml(find_config(options.folder))
-    from fedhen.api.deploying import make_source, predict_source
+    from fedhen.api.deploying import make_source, predict_source, refuse_choice
 
     check_again(options, config)
     own = load_own_parts(options)
-    source = make_source(options.folder, family=own.family, data=own.data, task=own.task, data_dir=options.data_dir)
+    refuse_choice(options.device, options.tier)
+    parts = {"device": options.device, "family": own.family, "data": own.data, "task": own.task}
+    source = make_source(options.folder, **parts, data_dir=options.data_dir)
     batch = read_batch(options.inputs, source.inputs, source.classes)
     answer = predict_source(source, check_inputs(batch.arrays, source.inputs), options.tier, threshold)
     return batch, answer, list(source.classes), source.task.name

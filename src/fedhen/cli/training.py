@@ -119,7 +119,10 @@ def read_planned_config(folder: Path, rounds: int | None, stop: Mapping[str, Any
     """
     config = toml.read_toml(find_config(folder))
     if rounds is not None and rounds < config.rounds:
-        raise ConfigError(f"{folder} was planned for {config.rounds} rounds; rounds can be added but not removed")
+        raise ConfigError(
+            f"{folder} was planned for {config.rounds} rounds; rounds can be added but not removed: `fedhen finish` "
+            "ends a run where it is"
+        )
     return from_mapping({"stop": stop}, config if rounds is None else replace(config, rounds=rounds))
 
 

@@ -23,6 +23,7 @@ from fedhen.deploy.manifest import (
     ExitStudy,
     FileRecord,
     Manifest,
+    read_manifest,
     read_threshold,
 )
 from fedhen.deploy.out_folder import COMMAND, writing
@@ -82,6 +83,7 @@ def export_models(
         manifest = _export(source, models, folder, to, int8, threshold, tolerance)
         write_text(folder / CARD, make_card(manifest))
         write_json(folder / MANIFEST, manifest.to_dict())
+        read_manifest(folder)  # as whoever opens the export will read it
     return manifest
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from fedhen.algorithm.methods import load_method
 from fedhen.algorithm.personal import make_personal
 from fedhen.config import toml
+from fedhen.data.dataset import FederatedData
 from fedhen.engines.personal_models import PersonalModels
 from fedhen.engines.sequential import SequentialDevices
 from fedhen.errors import ConfigError
@@ -26,8 +29,23 @@ from fedhen.runs.folders import find_config, refuse_fleet_run
 from fedhen.runs.private import read_secret
 
 
-def make_device_model(folder: Path, device: int, own: OwnParts, data_root: Path) -> tuple[nn.Module, ModelCard, int]:
-    """Returns the model of a device of a run, its card, and the round that it is of."""
+@dataclass(frozen=True)
+class DeviceModel:
+    """The model of a device of a run, and the data of all devices."""
+
+    module: nn.Module
+    """It returns the outputs of the card's exits."""
+    card: ModelCard
+    tier: str
+    round: int
+    """The round that it is of."""
+    data: FederatedData
+    """With the shards of the devices."""
+
+
+@torch.enable_grad()  # The caller may have turned gradients off, and a device's model is trained.
+def make_device_model(folder: Path, device: int, own: OwnParts, data_root: Path) -> DeviceModel:
+    """Returns the model of a device of a run."""
     config = toml.read_toml(find_config(folder))
     refuse_fleet_run(folder)
     if not make_personal(config).makes_models:
@@ -45,7 +63,8 @@ def make_device_model(folder: Path, device: int, own: OwnParts, data_root: Path)
     models = PersonalModels(SequentialDevices(population, experiment.memory))
     module = models.make_own(experiment.played, experiment.server, device)
     card = experiment.cards()[tier]
-    return keep_exits(module, population.family.exits(tier), card.exits), card, experiment.played
+    module = keep_exits(module, population.family.exits(tier), card.exits)
+    return DeviceModel(module, card, tier, experiment.played, population.data)
 
 
 def restore_from(folder: Path, experiment: Experiment, saved: Checkpoint) -> Restored:

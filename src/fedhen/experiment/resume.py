@@ -88,7 +88,10 @@ def check_same_settings(config: Config, before: Mapping[str, Any], whose: str) -
             "restore these settings, or start a new run in another folder"
         )
     if config.rounds < before["rounds"]:
-        raise CheckpointError(f"{whose} was planned for {before['rounds']} rounds; rounds can be added but not removed")
+        raise CheckpointError(
+            f"{whose} was planned for {before['rounds']} rounds; rounds can be added but not removed: `fedhen finish` "
+            "ends a run where it is"
+        )
     if config.rounds > before["rounds"] and config.training.lr_schedule == "cosine":
         raise CheckpointError(
             f"{whose} cannot get more rounds: its learning rate falls along a cosine over {before['rounds']} rounds "

@@ -80,7 +80,7 @@ def refuse_incomplete(config: Config) -> None:
     if config.personal.name in OWN_SCORES_ONLY:
         raise CheckpointError(
             f"with personal.name={config.personal.name} only devices have whole models: fedhen.load(run, device=0) "
-            "loads that of a device"
+            "loads that of a device, and fedhen export RUN --device 0 exports it"
         )
 
 

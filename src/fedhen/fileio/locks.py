@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,3 +27,14 @@ def lock_folder(folder: Path) -> Iterator[None]:
         except OSError:
             raise FedhenError(f"{folder} is in use by another process: wait for it to end, or choose another") from None
         yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Returns whether a process has locked a folder. Does not touch the lock, which another one may want meanwhile."""
+    try:
+        status = (folder / LOCK).stat()
+        locks = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return False
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    return f" {device}:{status.st_ino} " in locks

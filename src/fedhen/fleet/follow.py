@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedhen.errors import FedhenError, FleetError
 from fedhen.fileio import untrusted
+from fedhen.fileio.locks import is_locked
 from fedhen.fleet.run_settings import START_ANOTHER_RUN
 from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.runs.layout import ROUNDS, SUMMARY, TIMING
@@ -17,6 +19,8 @@ FOLDER_POLL_SECONDS, STATUS_POLL_SECONDS = 0.5, 10.0
 """Intervals between readings of the folder, and between queries of the SuperLink, each of which starts a process."""
 MAX_UNANSWERED = 3
 """Number of consecutive queries without an answer after which the SuperLink counts as gone: it may be restarting."""
+KILLED_SECONDS = 5.0
+"""After this long without its process, a run was killed. One that ends by itself has told Flower by then."""
 
 
 def follow(
@@ -33,7 +37,7 @@ def follow(
     Raises `FleetError` if the run ends before that. The message names `resume_command`, if it is given. `look` is
     called every time before it reads.
     """
-    asked_at, unanswered = time.monotonic(), 0
+    asked_at, unanswered, playing = time.monotonic(), 0, PlayingProcess(folder)
     while True:
         look()
         # Read first: the summary is written after all rounds, so no round can be missed below.
@@ -43,7 +47,8 @@ def follow(
             after = record["round"]
         if is_over:
             return
-        if time.monotonic() - asked_at >= STATUS_POLL_SECONDS:
+        is_killed = playing.is_gone()
+        if is_killed or time.monotonic() - asked_at >= STATUS_POLL_SECONDS:
             status, why = ask_status(superlink, number)
             asked_at, unanswered = time.monotonic(), unanswered + 1 if why else 0
             if unanswered >= MAX_UNANSWERED:
@@ -54,7 +59,23 @@ def follow(
                 return
             if status.startswith("finished"):
                 raise FleetError(explain_end(status, folder, superlink.find_error(number), resume_command))
+            if is_killed:
+                raise FleetError(explain_end("the process of its server was killed", folder, "", resume_command))
         time.sleep(FOLDER_POLL_SECONDS)
+
+
+@dataclass
+class PlayingProcess:
+    """The process that plays a run, if it is on this machine: it has locked the folder. Flower misses it a minute."""
+
+    folder: Path
+    last: float = 0.0
+    """When it was there last; 0 if it was not there yet."""
+
+    def is_gone(self) -> bool:
+        if is_locked(self.folder):
+            self.last = time.monotonic()
+        return bool(self.last) and time.monotonic() - self.last > KILLED_SECONDS
 
 
 def read_new_rounds(folder: Path, after: int = 0) -> list[tuple[dict[str, Any], dict[str, Any]]]:

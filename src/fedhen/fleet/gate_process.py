@@ -17,6 +17,21 @@ from fedhen.fleet.project import CERTIFICATES, open_project
 from fedhen.fleet.serve_settings import read_serve_settings, split_address
 
 LISTENING = "the gate listens on"
+CERTIFICATE_SECONDS = 2.0
+
+
+async def follow_certificate(gate: Gate, paths: tuple[Path, Path]) -> None:
+    """Reads the certificate and its key again when they have changed. Connections that are open stay open."""
+    read = [path.stat() for path in paths]
+    while True:
+        await asyncio.sleep(CERTIFICATE_SECONDS)
+        # One of the two may not be written yet.
+        with contextlib.suppress(OSError):
+            found = [path.stat() for path in paths]
+            if [(s.st_mtime_ns, s.st_ino) for s in found] != [(s.st_mtime_ns, s.st_ino) for s in read]:
+                gate.tls = make_tls(*map(str, paths))
+                read = found
+                print_line("the gate has read a new certificate")
 
 
 async def run_gate(folder: Path) -> None:
@@ -25,7 +40,8 @@ async def run_gate(folder: Path) -> None:
     assert settings is not None
     rules = Rules(Enrolment(folder), read_limits(settings.limits))
     public = folder / CERTIFICATES
-    tls = make_tls(str(public / SERVER), str(public / SERVER_KEY))
+    paths = (public / SERVER, public / SERVER_KEY)
+    tls = make_tls(*map(str, paths))
     host, port = split_address(settings.listen, "listen", empty_host=True)
     raise_file_limit()
     with listen(host, port) as listener:
@@ -33,6 +49,7 @@ async def run_gate(folder: Path) -> None:
         async with make_upstream(settings.superlink, str(project.certificates / CA), rules.limits) as upstream:
             gate = Gate(rules, tls, upstream, print_line)
             task = asyncio.create_task(gate.run(listener))
+            following = asyncio.create_task(follow_certificate(gate, paths))
             loop = asyncio.get_running_loop()
             # Garbage instead of TLS is no news.
             loop.set_exception_handler(lambda loop, context: None)
@@ -40,6 +57,7 @@ async def run_gate(folder: Path) -> None:
                 loop.add_signal_handler(number, task.cancel)
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+            following.cancel()
 
 
 def main() -> int:

@@ -61,7 +61,7 @@ class FleetNode:
             while True:
                 looked = time.monotonic()
                 try:
-                    message = self.messages.pull()
+                    message = self.messages.pull(self.state / CURRENT)
                     if message is not None:
                         self.handle(message)
                         last = looked = time.monotonic()
@@ -84,7 +84,6 @@ class FleetNode:
     def handle(self, message: Message) -> None:
         """Answers a message, and logs a line about it."""
         began, received = time.monotonic(), self.messages.received
-        self.messages.note(message, self.state / CURRENT)
         answer, said = self.answer(message)
         self.messages.push(answer, time.monotonic() - began)
         (self.state / CURRENT).unlink(missing_ok=True)

@@ -46,16 +46,22 @@ class NodeMessages:
     sent: int = 0
     """Bytes of the last answer."""
 
-    def pull(self) -> Message | None:
+    def pull(self, note: Path) -> Message | None:
         """Returns the next message for this node, or None if there is none.
 
-        Raises `Rejected` if it cannot be received as a whole.
+        Its description is written to `note` before its parts are pulled: the server does not offer it again. Raises
+        `Rejected` if it cannot be received as a whole.
         """
         connection, client = self.connection, self.connection.client
         response = connection.call(client.PullMessages, PullMessagesRequest(node=connection.node))
         if not response.messages_list:
             return None
-        run = message_from_proto(response.messages_list[0]).metadata.run_id
+        about, tree = response.messages_list[0], response.message_object_trees[0]
+        about.metadata.message_id = tree.object_id
+        # Without a writable state folder the node works all the same.
+        with suppress(OSError):
+            replace_file(note, about.SerializeToString())
+        run = about.metadata.run_id
         pull = make_pull_object_fn_protobuf(
             lambda request: connection.call(client.PullObject, request), connection.node, run
         )
@@ -70,7 +76,6 @@ class NodeMessages:
             request = ConfirmMessageReceivedRequest(node=connection.node, run_id=run, message_object_id=number)
             connection.call(client.ConfirmMessageReceived, request)
 
-        tree = response.message_object_trees[0]
         try:
             message = pull_and_inflate_object_from_tree(tree, pull_counted, confirm, return_type=Message)
         except FleetError:
@@ -79,12 +84,6 @@ class NodeMessages:
             raise Rejected(f"a message cannot be received: {type(error).__name__}") from None
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
-
-    def note(self, message: Message, path: Path) -> None:
-        """Writes down which message is being answered, without its content."""
-        # Without a writable state folder the node works all the same.
-        with suppress(OSError):
-            replace_file(path, message_to_proto(remove_content_from_message(message)).SerializeToString())
 
     def read_note(self, path: Path) -> Message | None:
         """Returns the message that was written down, if there is one."""

@@ -39,7 +39,7 @@ class Processes:
     def environment(self, home: Path) -> dict[str, str]:
         # Flower's programs start each other by name: those of this installation come first.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return {**os.environ, **FLOWER_OFFLINE, "PATH": path, "FLWR_HOME": str(home), MARK: self.mark}
+        return {**os.environ, **FLOWER_OFFLINE, "PATH": path, "FLWR_HOME": str(home.absolute()), MARK: self.mark}
 
     def start(self, name: str, command: Sequence[str], home: Path, **more: str) -> subprocess.Popen[bytes]:
         """Starts a program. Its output goes to `logs/NAME.log`."""
@@ -62,8 +62,11 @@ class Processes:
         self, command: Sequence[str], home: Path, seconds: float | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program to its end. Ctrl-C reaches only this process and does not interrupt the program."""
+        home.mkdir(parents=True, exist_ok=True)
         return subprocess.run(
             [find_program(command[0]), *command[1:]],
+            # In another folder, `flwr ls fleet` would take a folder called fleet for an app.
+            cwd=home,
             stdin=subprocess.DEVNULL,
             env=self.environment(home),
             capture_output=True,

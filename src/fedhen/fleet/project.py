@@ -15,7 +15,7 @@ from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.errors import FleetError
 from fedhen.fileio import untrusted
-from fedhen.fleet.certificates import CA, SERVER, SERVER_KEY, write_certificates, write_node_key
+from fedhen.fleet.certificates import AUTHORITY_DAYS, CA, SERVER, SERVER_KEY, write_certificates, write_node_key
 from fedhen.fleet.serve_settings import ServeSettings, read_serve_settings
 
 SETTINGS, CERTIFICATES, KEYS, DATA, NODES, HOME = "config.toml", "certificates", "keys", "data", "nodes", "flower"
@@ -73,7 +73,11 @@ class FleetProject:
         known = self.public.rpartition(":")
         listen = self.public if is_loopback(known[0]) else f":{known[2]}"
         ServeSettings(self.public, listen, self.address).write(self.path)
-        write_certificates(self.path / CERTIFICATES / LOCAL, ["127.0.0.1", "localhost"])
+        self.write_local_certificates()
+
+    def write_local_certificates(self) -> None:
+        """Writes the certificates of the SuperLink, which only programs of this machine trust."""
+        write_certificates(self.path / CERTIFICATES / LOCAL, ["127.0.0.1", "localhost"], AUTHORITY_DAYS)
 
     def write_app(self, config: Config) -> None:
         """Writes the app, its settings and the connection."""
@@ -136,7 +140,7 @@ class FleetProject:
 
     def register_command(self, name: str) -> list[str]:
         """Returns the command that registers a node's key at the SuperLink."""
-        return ["flwr", "supernode", "register", str(self.path / KEYS / f"{name}.pub"), CONNECTION]
+        return ["flwr", "supernode", "register", str((self.path / KEYS / f"{name}.pub").absolute()), CONNECTION]
 
 
 def open_project(path: Path) -> FleetProject:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedhen.errors import FleetError
-from fedhen.fleet.certificates import SERVER
+from fedhen.fleet.certificates import SERVER, ends_soon, find_end, renew_certificate
 from fedhen.fleet.enrolment import Enrolment
 from fedhen.fleet.gate_process import LISTENING
 from fedhen.fleet.gate_rules import read_limits
 from fedhen.fleet.processes import Processes, free_port
-from fedhen.fleet.project import CERTIFICATES, DATABASE, LOGS, NODES, FleetProject, open_project
+from fedhen.fleet.project import CERTIFICATES, DATABASE, LOCAL, LOGS, NODES, FleetProject, open_project
 from fedhen.fleet.registration import register_nodes
 from fedhen.fleet.serve_settings import ServeSettings, read_serve_settings
 from fedhen.fleet.superlink import SuperLinkClient
@@ -25,6 +25,8 @@ LOOK_SECONDS = 0.5
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Pauses before a program that has ended is started again. They double if it ends soon again."""
 STEADY_SECONDS = 60.0
+RENEW_SECONDS = 3600.0
+"""How often the server looks whether its certificate ends."""
 
 
 @dataclass
@@ -80,6 +82,7 @@ class Server:
         ]
         self.registered: object = None
         """The version of the enrolled nodes that the SuperLink knows."""
+        self.renewed = -RENEW_SECONDS
 
     def run(self) -> None:
         """Runs until a signal ends it. Afterwards none of its processes is left."""
@@ -91,10 +94,26 @@ class Server:
                     if kept.keep() and kept.name == SUPERLINK:
                         self.registered = None
                 self.register()
+                self.renew()
         finally:
             self.processes.stop()
 
+    def renew(self) -> None:
+        """Renews the certificate of the gate, which then reads it, before it ends."""
+        if time.monotonic() - self.renewed < RENEW_SECONDS:
+            return
+        self.renewed = time.monotonic()
+        folder = self.project.path / CERTIFICATES
+        try:
+            if ends_soon(folder):
+                end, is_done = find_end(folder), renew_certificate(folder)
+                outcome = "it was renewed" if is_done else "renew it: the fleet has not the key of its authority"
+                self.report(f"the server's certificate ends on {end:%Y-%m-%d}: {outcome}")
+        except FleetError as error:
+            self.report(str(error))
+
     def start(self) -> None:
+        self.renew()
         if self.superlink.is_up():
             raise FleetError(
                 f"a SuperLink answers at {self.project.address} already: stop it, or change `superlink` in serve.toml"
@@ -147,4 +166,6 @@ def open_server(folder: Path, report: Callable[[str], None]) -> Server:
         project = FleetProject(folder, settings.superlink, True, settings.address)
         project.write_connection()
     read_limits(settings.limits)
+    if (folder / CERTIFICATES / LOCAL).is_dir() and ends_soon(folder / CERTIFICATES / LOCAL):
+        project.write_local_certificates()
     return Server(project, settings, report)

@@ -1,4 +1,4 @@
-"""Files that run a fleet as services: systemd units, a Dockerfile, a compose file, and a start script for each node."""
+"""Files that run a fleet as services: systemd units, containers, a start script for each node, and nginx's settings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+from fedhen.fleet.enrolment import Enrolment
+from fedhen.fleet.gate_rules import Limits, Rules
+from fedhen.fleet.project import CERTIFICATES, is_loopback
 
 SERVICES = "services"
 SCRIPTS = "start"
@@ -74,6 +78,53 @@ services:
     init: true
     stop_grace_period: 30s
 """
+_NGINX = """\
+# nginx before the gate, for those who have it anyway. Copy it to /etc/nginx/conf.d/fedhen.conf.
+# It passes only what nodes need, and limits sizes, rates and connections. The gate stays behind it: it alone knows
+# who is enrolled, and that an answer is one. In serve.toml:
+#     listen = "127.0.0.1:@GATE@"
+#     [limits]
+#     # All nodes have one address there, and every request is a connection.
+#     new_connections_per_second = 2000
+#     connection_burst = 4000
+#     strangers_per_address = 1024
+# After the certificate was renewed: systemctl reload nginx
+limit_req_zone $http_flwr_public_key zone=fedhen_nodes:10m rate=50r/s;
+limit_conn_zone $binary_remote_addr zone=fedhen_addresses:10m;
+
+server {
+    listen @LISTEN@ ssl;
+    ssl_certificate @CERTIFICATES@/server.crt";
+    ssl_certificate_key @CERTIFICATES@/server.key";
+    ssl_protocols TLSv1.2 TLSv1.3;
+    server_tokens off;
+    access_log off;
+    client_header_timeout 10s;
+    client_body_timeout 20s;
+    send_timeout 20s;
+    keepalive_timeout 90s;
+    limit_req zone=fedhen_nodes burst=400;
+    limit_conn fedhen_addresses 256;
+
+    # Streams in both directions, to the gate only.
+    proxy_request_buffering off;
+    proxy_buffering off;
+    proxy_http_version 1.1;
+    proxy_read_timeout 120s;
+    proxy_ssl_verify on;
+    proxy_ssl_name localhost;
+    proxy_ssl_trusted_certificate @CERTIFICATES@/ca.crt";
+
+    location / { return 404; }
+@LOCATIONS@}
+"""
+_LOCATION = """\
+    location = @PATH@ {
+        limit_except POST { deny all; }
+        client_max_body_size @BYTES@;
+        proxy_pass https://127.0.0.1:@GATE@;
+    }
+"""
 _SCRIPT = """\
 #!/bin/sh
 # Starts node @NAME@ from the file that `fedhen fleet add @NAME@` has written; the first argument is other data.
@@ -93,6 +144,7 @@ def write_services(folder: Path, address: str, nodes: Iterable[str]) -> None:
     (services / "Dockerfile").write_text(_DOCKERFILE, encoding="utf-8")
     compose = _COMPOSE.replace("@PORT@", address.rpartition(":")[2]).replace("@FOLDER@", str(folder))
     (services / "compose.yaml").write_text(compose, encoding="utf-8")
+    (services / "nginx.conf").write_text(make_nginx(folder, address), encoding="utf-8")
     for name in nodes:
         script = services / SCRIPTS / f"{name}.sh"
         script.write_text(_SCRIPT.replace("@NAME@", name).replace("@FEDHEN@", fedhen), encoding="utf-8")
@@ -125,6 +177,20 @@ def make_units(folder: Path, fedhen: str) -> dict[str, str]:
             "8G",
         ),
     }
+
+
+def make_nginx(folder: Path, address: str) -> str:
+    """Returns the settings of nginx before the gate, with the gate's default limits."""
+    host, _, port = address.rpartition(":")
+    gate = "8001" if port != "8001" else "8002"
+    sizes = Rules(Enrolment(folder), Limits()).sizes
+    locations = [
+        _LOCATION.replace("@PATH@", path).replace("@BYTES@", str(most)) for path, most in sorted(sizes.items())
+    ]
+    certificates = str(folder / CERTIFICATES).replace("\\", "\\\\").replace('"', '\\"')
+    text = _NGINX.replace("@LOCATIONS@", "".join(locations)).replace("@CERTIFICATES@", f'"{certificates}')
+    listen = address if is_loopback(host) else port
+    return text.replace("@LISTEN@", listen).replace("@GATE@", gate)
 
 
 def make_unit(name: str, about: str, description: str, command: str, memory: str) -> str:

@@ -112,7 +112,7 @@ class SuperLinkClient:
             file.write("".join(f"{key} = {toml.format_value(value)}\n" for key, value in settings.items()))
             file.flush()
             output = self._flwr(
-                "run", str(self.project.path), CONNECTION, "--run-config", file.name, "--format", "json"
+                "run", str(self.project.path.absolute()), CONNECTION, "--run-config", file.name, "--format", "json"
             )
         if not output.run_id:
             raise FleetError("flwr run failed: it has not printed the number of the run")

@@ -111,4 +111,6 @@ def note_interval(runs: Sequence[Run]) -> list[str]:
     if steps in ([], [1]):
         return []
     every = " or ".join(map(str, steps))
-    return [f"Evaluated every {every} rounds, so a target may have been reached up to {max(steps) - 1} rounds earlier."]
+    earlier = max(steps) - 1
+    rounds = f"{earlier} round{'s' * (earlier > 1)}"
+    return [f"Evaluated every {every} rounds, so a target may have been reached up to {rounds} earlier."]

@@ -18,7 +18,7 @@ from fedhen.params import Weights
 from fedhen.wire.layout import Layout
 
 Draw = Callable[[int], Tensor]
-"""Number -> as many random numbers of [0, 1). They follow from the seed, the round and the device."""
+"""Number -> as many random numbers of [0, 1). They follow from the device's streams of the round."""
 VALUES, SCALES, INDICES = "coded/values", "coded/scales", "coded/indices"
 STEPS = 127
 """Steps of an 8-bit number on either side of zero."""
