@@ -43,6 +43,9 @@ def test_the_model_of_a_device_has_its_recorded_score(name: str, settings: dict[
         share = float((found == population.data.y_test[index]).double().mean())
         assert share == record["own"]["personal"][tier][place]
         assert model.round == 2 and [*model.model_card.exits][-1] == tier
+    for other in (4, -1, "3"):
+        with pytest.raises(ConfigError, match=f"device {other} is not in .*: its devices are 0 to 3"):
+            fedhen.load(tmp_path / "run", device=other)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -144,7 +144,10 @@ def partition_command(options: argparse.Namespace) -> int:
     if data.shards:
         config = replace(fit_devices(config, data), split=replace(config.split, kind="natural"))
     shards = data.shards or deal(data, config.split, config.devices.number, config.seed)
-    counts = [data.y[shard].bincount(minlength=data.classes).tolist() for shard in shards]
+    if data.classes and data.y.dim() == 1:
+        counts = [data.y[shard].bincount(minlength=data.classes).tolist() for shard in shards]
+    else:
+        counts = [[len(shard)] for shard in shards]
     out = options.out or create_fresh_folder(RUNS, f"partition-{config.recipe}")
     print(write_partition(Partition(config, counts), out))
     print(f"picture: {out / 'partition.png'}")

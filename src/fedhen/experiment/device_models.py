@@ -50,7 +50,7 @@ def make_device_model(folder: Path, device: int, own: OwnParts, data_root: Path)
     refuse_fleet_run(folder)
     if not make_personal(config).makes_models:
         raise ConfigError(f"{folder} has no personal models: load the model of a tier")
-    if not 0 <= device < config.devices.number:
+    if device not in range(config.devices.number):
         raise ConfigError(f"device {device} is not in {folder}: its devices are 0 to {config.devices.number - 1}")
     refuse_reference(config.method_file, "method")
     method = load_method(config.method)

@@ -35,7 +35,7 @@ def recount_workload(folder: Path) -> Workload:
     config = toml.read_toml(find_config(folder))
     for name in (config.model.family, config.data.name, config.task.name, config.method_file):
         if name == OWN or is_reference(name):
-            raise FedhenError("its models or data are your own: finish the run, which then records what is missing")
+            raise FedhenError("its models or data are your own: resume the run and let it end, which records this")
     # Without what changes nothing here, so that runs that differ only in it are measured once.
     seed = 0 if config.split.kind in EQUAL_SPLITS else config.seed
     return _measure(replace(config, seed=seed, rounds=1, targets={}, model=replace(config.model, initial="")))

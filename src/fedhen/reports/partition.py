@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NAME = "partition"
 ALL_DEVICES = "all devices"
+SHOWN = ("examples", "classes")
 SPLITS = {
     "iid": "IID split",
     "dirichlet": "Dirichlet split, α = {alpha:g}",
@@ -38,7 +39,11 @@ class Partition:
 
     config: Config
     counts: Sequence[Sequence[int]]
-    """One row per device, one number per class."""
+    """One row per device, one number per class; one number in all if targets are not classes."""
+
+    @property
+    def has_classes(self) -> bool:
+        return len(self.counts[0]) > 1
 
     @property
     def title(self) -> str:
@@ -52,18 +57,20 @@ class Partition:
         return {tier: [d for d, own in enumerate(tier_of) if own == tier] for tier in self.config.tiers}
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """Returns images, classes and the share of the commonest class, for each tier and for all devices."""
+        """Returns examples, classes and the share of the commonest class, for each tier and for all devices."""
         tiers = {tier: [self.counts[device] for device in devices] for tier, devices in self.tiers.items()}
         return {name: _statistics(rows) for name, rows in {**tiers, ALL_DEVICES: self.counts}.items()}
 
 
 def _statistics(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    images = [sum(row) for row in rows]
+    examples = [sum(row) for row in rows]
+    sizes = {"devices": len(rows), "examples": _range(examples)}
+    if len(rows[0]) == 1:
+        return sizes
     return {
-        "devices": len(rows),
-        "images": _range(images),
+        **sizes,
         "classes": _range([sum(count > 0 for count in row) for row in rows]),
-        "top_class_share": mean(max(row) / total for row, total in zip(rows, images, strict=True)),
+        "top_class_share": mean(max(row) / total for row, total in zip(rows, examples, strict=True)),
     }
 
 
@@ -97,31 +104,38 @@ def to_dict(partition: Partition) -> dict[str, Any]:
 
 
 def make_table(partition: Partition) -> Table:
-    rows = []
+    rows, known = [], partition.has_classes
     for name, of in partition.statistics().items():
-        ranges = [f"{r['least']} / {r['mean']:.1f} / {r['most']}" for r in (of["images"], of["classes"])]
-        rows.append((name, str(of["devices"]), *ranges, f"{100 * of['top_class_share']:.1f} %"))
+        ranges = [f"{of[key]['least']} / {of[key]['mean']:.1f} / {of[key]['most']}" for key in SHOWN if key in of]
+        share = [f"{100 * of['top_class_share']:.1f} %"] if known else []
+        rows.append((name, str(of["devices"]), *ranges, *share))
     return Table(
         name=NAME,
         title=partition.title,
-        columns=("", "devices", "images", "classes", "commonest class"),
+        columns=("", "devices", "examples", *("classes", "commonest class") * known),
         groups=(Group("a device holds (least / mean / most)", tuple(rows)),),
         meaning="What each device holds.",
-        notes=("Commonest class: its share of a device's images, averaged over the devices.",),
+        notes=("Commonest class: its share of a device's examples, averaged over the devices.",) * known,
     )
 
 
 def draw_partition(partition: Partition) -> Figure:
-    """Draws the number of images on each device above a heat map of their classes."""
+    """Draws the number of examples on each device, above a heat map of their classes if they have any."""
     import matplotlib
     from matplotlib.figure import Figure
 
     height = min(7.0, 2.4 + 0.2 * len(partition.counts[0]))
     with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=(7.5, height), layout="constrained")
-        upper, lower = drawn.subplots(2, 1, sharex=True, height_ratios=(0.8, height - 1.7))
         drawn.suptitle(partition.title, fontsize=10)
+        if not partition.has_classes:
+            only = drawn.subplots()
+            _draw_sizes(only, partition)
+            only.set_xlabel("device")
+            return drawn
+        upper, lower = drawn.subplots(2, 1, sharex=True, height_ratios=(0.8, height - 1.7))
         _draw_sizes(upper, partition)
+        upper.tick_params(labelbottom=False)
         _draw_classes(lower, partition)
     return drawn
 
@@ -137,8 +151,7 @@ def _draw_sizes(panel: Axes, partition: Partition) -> None:
         middle = mixed if partition.config.devices.tiers else (devices[0] + devices[-1]) / 2
         panel.text(middle, 0.98 * top, f"{len(devices)} {tier}", ha="center", va="top", fontsize=8)
     panel.set_ylim(0, top)
-    panel.set_ylabel("images", fontsize=8)
-    panel.tick_params(labelbottom=False)
+    panel.set_ylabel("examples", fontsize=8)
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines["left"].set_bounds(0, max(sizes))  # the names of the tiers are above
 
@@ -160,4 +173,4 @@ def _draw_classes(panel: Axes, partition: Partition) -> None:
         axis.set_major_locator(MaxNLocator(integer=True, nbins=10, steps=[1, 2, 5, 10]))
     panel.set_xlabel("device")
     panel.set_ylabel("class")
-    panel.figure.colorbar(cells, ax=panel, label="images (white: none)", pad=0.01, aspect=25)
+    panel.figure.colorbar(cells, ax=panel, label="examples (white: none)", pad=0.01, aspect=25)

@@ -50,19 +50,19 @@ def test_statistics_by_hand() -> None:
     assert SMALL.statistics() == {
         "simple": {
             "devices": 2,
-            "images": {"least": 4, "mean": 4, "most": 4},
+            "examples": {"least": 4, "mean": 4, "most": 4},
             "classes": {"least": 1, "mean": 2, "most": 3},
             "top_class_share": (4 / 4 + 2 / 4) / 2,
         },
         "complex": {
             "devices": 1,
-            "images": {"least": 8, "mean": 8, "most": 8},
+            "examples": {"least": 8, "mean": 8, "most": 8},
             "classes": {"least": 2, "mean": 2, "most": 2},
             "top_class_share": 6 / 8,
         },
         ALL_DEVICES: {
             "devices": 3,
-            "images": {"least": 4, "mean": 16 / 3, "most": 8},
+            "examples": {"least": 4, "mean": 16 / 3, "most": 8},
             "classes": {"least": 1, "mean": 2, "most": 3},
             "top_class_share": (4 / 4 + 2 / 4 + 6 / 8) / 3,
         },
@@ -77,6 +77,16 @@ def test_the_table_says_the_same() -> None:
         ("complex", "1", "8 / 8.0 / 8", "2 / 2.0 / 2", "75.0 %"),
         ("all devices", "3", "4 / 5.3 / 8", "1 / 2.0 / 3", "75.0 %"),
     )
+
+
+def test_what_has_no_classes_is_counted_and_drawn_by_device() -> None:
+    sizes = Partition(CONFIG, [[4], [6], [8]])
+    shown = make_table(sizes)
+    assert shown.columns == ("", "devices", "examples") and not shown.notes
+    assert shown.groups[0].rows[2] == ("all devices", "3", "4 / 6.0 / 8")
+    assert sizes.statistics()["complex"] == {"devices": 1, "examples": {"least": 8, "mean": 8, "most": 8}}
+    (only,) = draw_partition(sizes).axes
+    assert [bar.get_height() for bar in only.patches] == [4, 6, 8] and only.get_xlabel() == "device"  # type: ignore[attr-defined]
 
 
 def brightness(panel: Axes, number: int) -> float:
@@ -155,7 +165,7 @@ def test_the_command_shows_the_split_that_a_run_trains_on(
     tops = [max(row) / sum(row) for row in counts]
     everyone = written["statistics"][ALL_DEVICES]
     assert everyone["top_class_share"] == pytest.approx(sum(tops) / 6)
-    assert everyone["images"]["mean"] == 50 and sum(map(sum, counts)) == 300
+    assert everyone["examples"]["mean"] == 50 and sum(map(sum, counts)) == 300
     assert f"{100 * sum(tops) / 6:.1f} %" in shown
 
 

@@ -205,7 +205,9 @@ def test_an_older_run_is_counted_again(tmp_path: Path) -> None:
 
 def test_what_cannot_be_counted_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = write_config(tmp_path / "own", '[model]\nfamily = "python"\n')
-    with pytest.raises(FedhenError, match="it cannot be counted: its models or data are your own: finish the run"):
+    with pytest.raises(
+        FedhenError, match="it cannot be counted: its models or data are your own: resume the run and let it end"
+    ):
         find_workload(own, lambda text: None)
     monkeypatch.setitem(sys.modules, "fedhen.experiment.recount", None)
     with pytest.raises(FedhenError, match="it cannot be counted without torch: install torch"):
