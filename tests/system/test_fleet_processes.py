@@ -396,7 +396,8 @@ class TestSecure:
         assert shell.running["run"].wait(240) == 0, shell.log("run")
         first, second, _, last = read_run(run).rounds
         assert second.failed == [1] and not [*first.late, *first.failed, *last.late, *last.failed]
-        assert "restarted before it had answered" in (run / "errors.jsonl").read_text()
+        # On a loaded machine Flower may notice first that the node is silent.
+        assert re.search("restarted before it had answered|Node Unavailable", (run / "errors.jsonl").read_text())
         assert len(numbers_in(shell.log("complex-1"))) == 2 and {*numbers_in(shell.log("complex-1"))} == {*before}
         lines = [line for line in shell.log("simple-1").splitlines() if " round " in line]
         number = len(np.load(shell.cwd / "demo" / "data" / "simple-1.npz")["y"])

@@ -170,7 +170,7 @@ def test_a_long_round_is_abandoned_without_a_trace(forks: Forks, tmp_path: Path)
     assert same_run(whole, folder)
     (tmp_path / "mine.py").write_text(SLOW + "\n")
     code, said = forks.run([*resume, "--rounds", "14"], log)
-    assert code == 2 and "the method's file" in said
+    assert code == 2 and "has changed since its checkpoint: method's file" in said
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(forks: Forks, tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ CHANGES: list[tuple[str, Callable[[list[Any]], None]]] = [
 
 @pytest.mark.parametrize(("part", "change"), CHANGES)
 def test_other_data_is_refused_by_name(part: str, change: Callable[[list[Any]], None], folder: Path) -> None:
-    with pytest.raises(FedhenError, match=f"other data: the {part} are not"):
+    with pytest.raises(FedhenError, match=f"has changed since its checkpoint: {part}; use the same data"):
         resumed(folder, data=data(change))
     other = two_exits()
     with pytest.raises(FedhenError, match="has another configuration: seed is 1, was 0"):
