@@ -10,7 +10,7 @@ from typing import Literal
 
 from fedhen.reports.comparison import Comparison, choose_owner, rounds_done
 from fedhen.reports.costs import BYTES, Format, format_spread
-from fedhen.reports.names import OWNER_LABELS, SEEDS, capitalise, label_owner
+from fedhen.reports.names import OWN_NAME, OWNER_LABELS, SEEDS, capitalise, label_owner
 from fedhen.reports.rendering import Group, Table
 from fedhen.runs.reader import Run
 from fedhen.runs.records import MetricInfo, Values
@@ -52,8 +52,15 @@ def make_outcome_table(comparison: Comparison) -> Table:
         columns=("Measure", *map(comparison.heading, comparison.methods)),
         groups=tuple(groups),
         meaning=(meaning if scored else "") + DEVICES,
-        notes=(f"{SEEDS}.",) if comparison.several_seeds else (),
+        notes=(*([f"{SEEDS}."] if comparison.several_seeds else []), *_note_own_models(comparison)),
     )
+
+
+def _note_own_models(comparison: Comparison) -> Iterator[str]:
+    """Yields whose scores are those of the server, where only some of the servers have a whole model."""
+    own = {run.method: run.scores_own_models for run in comparison.runs}
+    if any(own.values()) and not all(own.values()):
+        yield f"Of {', '.join(method for method in own if own[method])}, “server” is the mean of the {OWN_NAME}."
 
 
 def _make_rows(comparison: Comparison, rows: Iterable[Row]) -> tuple[tuple[str, ...], ...]:
