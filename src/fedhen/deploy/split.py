@@ -83,14 +83,14 @@ def count_stages(stages: Sequence[Stage], captured: Captured) -> list[int]:
     values = {n: t[:1].contiguous() for n, t in zip(captured.inputs, captured.example, strict=True)}
     totals, total = [], 0
     for stage in stages:
-        with torch.no_grad(), count_all() as counter, _CopyIfNeeded():
+        with torch.no_grad(), count_all() as counter, _CopyIfNeeded():  # type: ignore[no-untyped-call]
             values |= stage(values)[1]
         total += counter.get_total_flops()
         totals.append(total)
     return totals
 
 
-class _CopyIfNeeded(TorchDispatchMode):
+class _CopyIfNeeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets a captured graph run with other kernels, whose results lie in memory in another order than a view needs."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
