@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedhen.deploy.capture import Captured, batch_axes, is_tensor
 from fedhen.errors import FedhenError
@@ -81,11 +83,18 @@ def count_stages(stages: Sequence[Stage], captured: Captured) -> list[int]:
     values = {n: t[:1].contiguous() for n, t in zip(captured.inputs, captured.example, strict=True)}
     totals, total = [], 0
     for stage in stages:
-        with torch.no_grad(), count_all() as counter:
+        with torch.no_grad(), count_all() as counter, _CopyIfNeeded():  # type: ignore[no-untyped-call]
             values |= stage(values)[1]
         total += counter.get_total_flops()
         totals.append(total)
     return totals
+
+
+class _CopyIfNeeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets a captured graph run with other kernels, whose results lie in memory in another order than a view needs."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0].reshape(args[1]) if func is torch.ops.aten.view.default else func(*args, **(kwargs or {}))
 
 
 class _Splitter:

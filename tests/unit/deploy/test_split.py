@@ -13,6 +13,7 @@ from fedhen.deploy.cascade import run_stages
 from fedhen.deploy.confidence import CONFIDENCES
 from fedhen.deploy.split import count_stages, shares_work, split
 from fedhen.errors import FedhenError
+from fedhen.models.gpt import GPT, GPTShape
 from fedhen.models.operations import count_all, count_operations
 from support.early_exits import Branching, FixedBatch, Tied, make
 from support.marks import first_is_quick
@@ -66,6 +67,17 @@ def test_an_early_exit_does_not_compute_the_deeper_stages() -> None:
         with count_all() as counter:
             run_stages(stages, {"input": x}, threshold, CONFIDENCES["classification"])
         assert counter.get_total_flops() == expected
+
+
+def test_operations_of_attention_are_counted_where_its_fused_kernel_is_captured() -> None:
+    """The captured graph takes the fused kernel's order in memory for granted. 16 positions, 2 blocks of width 8.
+
+    A block: 4 · 8·8 + 2 · 8·32 products of weights a position, and 2 · 16·8 of attention: 1,024. An exit: 8 · 20.
+    """
+    module = GPT(GPTShape(vocabulary=20, context=16, width=8, heads=2), ends=(1, 2)).eval()
+    captured = capture(module, torch.zeros(2, 16, dtype=torch.long))
+    block, last = 4 * 8 * 8 + 2 * 8 * 32 + 2 * 16 * 8, 8 * 20
+    assert count_stages(split(captured), captured) == [2 * 16 * (block + last), 2 * 16 * (2 * block + 2 * last)]
 
 
 def test_capture_leaves_the_module_as_it_was() -> None:
