@@ -94,6 +94,7 @@ def describe(plan: Plan, found: Sequence[Option], needed: int) -> dict[str, Any]
             for option in found
         ],
         "fleet": judge(min(option.model_noise for option in found)),
+        "real_fleet": judge(find_fleet_noise(found)),
         "devices_needed": needed,
         "digits_source": reference.source,
     }
@@ -115,7 +116,13 @@ def show(plan: Plan, found: Sequence[Option], needed: int) -> Iterator[str]:
     yield VERDICTS[judge(min(option.model_noise for option in found))]
     if needed > plan.devices:
         yield f"About {needed} devices would do, with the same share of them active."
-    yield "Nobody can promise that real devices are drawn at random: a fleet needs uniform, with privacy.separation."
+    yield "Nobody can promise that real devices are drawn at random: a real fleet needs devices.sampling=uniform."
+    yield f"With uniform: {VERDICTS[judge(find_fleet_noise(found))]}"
+
+
+def find_fleet_noise(found: Sequence[Option]) -> float:
+    """Returns the least noise in the model of a real fleet, which cannot draw its devices at random."""
+    return min(option.model_noise for option in found if option.settings["devices.sampling"] == "uniform")
 
 
 def make_rows(found: Sequence[Option]) -> Iterator[tuple[str, ...]]:
