@@ -175,6 +175,11 @@ def find_workload(run: Run, say: Callable[[str], None]) -> Workload:
         recorded = Workload(summary.operations, summary.training_operations, summary.examples, summary.tier_examples)
         if is_whole(run, recorded):
             return recorded
+    if summary is not None and summary.privacy is not None:
+        raise FedhenError(
+            f"{run.folder} has differential privacy: who took part and with how many examples is not recorded, so it "
+            "has no hours and joules; leave out --profile"
+        )
     missing = f"{run.folder} has no record of what training takes"
     try:
         from fedhen.experiment.recount import recount_workload

@@ -17,7 +17,7 @@ from fedhen.profiles.workload import Workload
 from fedhen.reports.report import write_report
 from fedhen.reports.spending import Pricing, find_workload, price_runs
 from fedhen.runs.reader import Run
-from fedhen.runs.records import RoundRecord, Summary
+from fedhen.runs.records import Promise, RoundRecord, Summary
 
 PROFILE = """
 [classes.old]
@@ -170,6 +170,13 @@ def test_one_measured_number_sets_the_time_of_training(profile: Profile) -> None
 def test_private_runs_count_the_mean_of_a_tier(profile: Profile) -> None:
     sums = replace(WORKLOAD, examples=[], tier_examples={"simple": 10, "complex": 20})
     assert Pricing(two_devices(), profile, sums).typical == Pricing(two_devices(), profile, WORKLOAD).typical
+
+
+def test_runs_with_differential_privacy_have_no_hours() -> None:
+    """Their records do not say who was active."""
+    summary = Summary(parameters={"simple": 1, "complex": 2}, privacy=Promise(0.001, "rdp", 1.5))
+    with pytest.raises(FedhenError, match=r"has differential privacy: .* leave out --profile"):
+        find_workload(replace(two_devices(), summary=summary), print)
 
 
 def test_a_profile_without_a_tier_of_the_run_is_refused(tmp_path: Path) -> None:
