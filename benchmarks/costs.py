@@ -1,6 +1,6 @@
 """What a target costs on the digits, in rounds, bytes, time and energy, over five seeds.
 
-    python benchmarks/costs.py [--seeds 0,1,2,3,4] [--out DIR] [--only methods,four-tiers,sampling,codecs]
+    python benchmarks/costs.py [--seeds 0,1,2,3,4] [--out DIR] [--only methods,sampling,codecs-four-tiers]
 
 Runs what is missing under --out, one run after the other in this process, and prints a Markdown table for each
 question. Interrupted, it goes on where it was: what is finished is not run again. Every run ends when all tiers have
@@ -10,7 +10,6 @@ reached the target, or after --rounds. Time and energy are those of the shipped 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ import fedhen
 from fedhen.config.recipes import load_recipe
 from fedhen.profiles.reading import read_profile
 from fedhen.reports import rounds_to_target
+from fedhen.reports.participation import count_rounds
 from fedhen.reports.spending import Pricing, price_runs
 from fedhen.runs.reader import Run, read_run
 
@@ -36,52 +36,45 @@ class Setting:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def with_clock(profile: str, sampling: str, deadline: float = 0.0) -> Setting:
-    clock = {"profile": profile, "deadline_seconds": deadline}
-    return Setting(changes={"devices": {"sampling": sampling}, "clock": clock})
-
-
-def coded(up: str) -> Setting:
-    return Setting(changes={"wire": {"down": "bf16", "up": up}})
-
-
 def compare_methods(recipe: str) -> dict[str, Setting]:
     methods = {name: Setting(name, recipe) for name in ("fedhen", "noside", "decouple", "heterofl")}
     return {**methods, "fedhen on a width nest": Setting("fedhen", recipe, {"model": {"nesting": "width"}})}
 
 
-PLAIN = Setting()
-LOSS = Setting(changes={"devices": {"sampling": "loss"}})
+def compare_samplings(recipe: str, profile: str, deadline: float) -> dict[str, Setting]:
+    def with_clock(sampling: str, deadline: float = 0.0) -> Setting:
+        clock = {"profile": profile, "deadline_seconds": deadline}
+        return Setting(recipe=recipe, changes={"devices": {"sampling": sampling}, "clock": clock})
+
+    return {
+        "uniform": Setting(recipe=recipe),
+        "loss (power of choice)": Setting(recipe=recipe, changes={"devices": {"sampling": "loss"}}),
+        "oort": with_clock("oort"),
+        f"deadline of {deadline:g} s (FedCS)": with_clock("deadline", deadline),
+    }
+
+
+def compare_codecs(recipe: str) -> dict[str, Setting]:
+    def coded(up: str) -> Setting:
+        return Setting(recipe=recipe, changes={"wire": {"down": "bf16", "up": up}})
+
+    return {
+        "fp32": Setting(recipe=recipe),
+        "bf16": coded("bf16"),
+        "int8 up, bf16 down": coded("int8"),
+        "top-k up, bf16 down": coded("topk"),
+    }
+
+
 QUESTIONS: dict[str, tuple[str, dict[str, Setting]]] = {
     "methods": ("phones", compare_methods("digits")),
     "four-tiers": ("phones", compare_methods("digits-4")),
-    "sampling": (
-        "phones",
-        {
-            "uniform": PLAIN,
-            "loss (power of choice)": LOSS,
-            "oort": with_clock("phones", "oort"),
-            "deadline of 2 s (FedCS)": with_clock("phones", "deadline", 2.0),
-        },
-    ),
-    "sampling-mixed": (
-        "mixed",
-        {
-            "uniform": PLAIN,
-            "loss (power of choice)": LOSS,
-            "oort": with_clock("mixed", "oort"),
-            "deadline of 0.5 s (FedCS)": with_clock("mixed", "deadline", 0.5),
-        },
-    ),
-    "codecs": (
-        "phones",
-        {
-            "fp32": PLAIN,
-            "bf16": coded("bf16"),
-            "int8 up, bf16 down": coded("int8"),
-            "top-k up, bf16 down": coded("topk"),
-        },
-    ),
+    "sampling": ("phones", compare_samplings("digits", "phones", 2.0)),
+    "sampling-mixed": ("mixed", compare_samplings("digits", "mixed", 0.5)),
+    "sampling-four-tiers": ("phones", compare_samplings("digits-4", "phones", 2.0)),
+    "sampling-four-tiers-mixed": ("mixed", compare_samplings("digits-4", "mixed", 0.5)),
+    "codecs": ("phones", compare_codecs("digits")),
+    "codecs-four-tiers": ("phones", compare_codecs("digits-4")),
 }
 """Name -> the profile that prices the runs, and the rows of its table."""
 
@@ -127,10 +120,8 @@ def count_bytes(run: Run, number: int, way: str) -> int:
 
 def measure_evenness(pricing: Pricing) -> float:
     """Jain's index of the devices' merged updates: 1 if all have equally many, 1 / devices if one has all."""
-    answers = Counter[int]()
-    for record in pricing.run.rounds:
-        answers.update(set(record.active) - {*record.failed, *record.late, *record.dropped})
-    counts = [answers[device] for device in range(len(pricing.tier_of))]
+    merged = count_rounds(pricing).merged
+    counts = [merged[device] for device in range(len(pricing.tier_of))]
     return sum(counts) ** 2 / (len(counts) * sum(each**2 for each in counts))
 
 

@@ -56,6 +56,7 @@ from fedhen.fleet.new_project import create_project
 from fedhen.fleet.node import choose_pause
 from fedhen.fleet.processes import Processes, free_port
 from fedhen.fleet.project import CERTIFICATES, FleetProject
+from fedhen.fleet.run_lines import name_devices, read_errors
 from fedhen.fleet.serve_settings import SERVE
 from fedhen.fleet.superlink import SuperLinkClient
 from fedhen.fleet.wire_format import Identity
@@ -82,7 +83,10 @@ class LightNode:
     key: ec.EllipticCurvePrivateKey
     http: httpx.AsyncClient
     tally: Counter[str]
+    answered: set[tuple[int, str]]
+    """Round and name of the node of each answer that was sent."""
     node: Node = field(default_factory=Node)
+    is_away: bool = False
 
     def __post_init__(self) -> None:
         self.sender = NodeAuthHttpInterceptor(self.key, self.key.public_key())
@@ -119,18 +123,28 @@ class LightNode:
             public_key=public_key_to_bytes(self.key.public_key()), heartbeat_interval=30
         )
         self.node.node_id = (await self.call("activate-node", request, fleet_pb2.ActivateNodeResponse)).node_id
-        self.beat_at = time.monotonic() + self.random.uniform(0, HEARTBEAT_SECONDS)
+
+    async def beat(self) -> None:
+        """Says now and then that the node is there, also while it is busy, as a thread of real nodes does."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS * self.random.uniform(0.8, 1.0))
+            if self.is_away:
+                continue
+            beat = heartbeat_pb2.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30)
+            await self.call("send-node-heartbeat", beat, heartbeat_pb2.SendNodeHeartbeatResponse)
 
     async def live(self) -> None:
         """Looks for messages until it is cancelled."""
         await asyncio.sleep(self.random.uniform(0, 10))
         await self.connect()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.beat())
+            await self.work()
+
+    async def work(self) -> None:
+        """Answers messages."""
         last = time.monotonic()
         while True:
-            if time.monotonic() > self.beat_at:
-                beat = heartbeat_pb2.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30)
-                await self.call("send-node-heartbeat", beat, heartbeat_pb2.SendNodeHeartbeatResponse)
-                self.beat_at = time.monotonic() + HEARTBEAT_SECONDS
             looked = time.monotonic()
             pull = fleet_pb2.PullMessagesRequest(node=self.node)
             found = await self.call("pull-messages", pull, fleet_pb2.PullMessagesResponse)
@@ -170,10 +184,11 @@ class LightNode:
             await self.push(Message(wire_format.pack_identity(who), reply_to=message))
         elif (int(round_number) + self.number) % 3 == 0:
             self.tally[f"vanished in round {round_number}"] += 1
-            gone = fleet_pb2.DeactivateNodeRequest(node_id=self.node.node_id)
+            gone, self.is_away = fleet_pb2.DeactivateNodeRequest(node_id=self.node.node_id), True
             await self.call("deactivate-node", gone, fleet_pb2.DeactivateNodeResponse)
             await asyncio.sleep(AWAY_SECONDS)
             await self.connect()
+            self.is_away = False
             # As a node that was restarted.
             await self.push(Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "it had vanished"), reply_to=message))
         else:
@@ -182,6 +197,7 @@ class LightNode:
             update = wire_format.pack_answer(wire_format.Answer({}, {}, 1.0, ()))["update"]
             await self.push(Message(RecordDict({"update": update, "model": model}), reply_to=message))
             self.tally[f"answered in round {round_number}"] += 1
+            self.answered.add((int(round_number), f"light-{self.number}"))
 
     async def push(self, answer: Message) -> None:
         answer.metadata.__dict__["_message_id"] = answer.object_id
@@ -204,7 +220,13 @@ class LightNode:
                 await self.call("push-object", pushed, message_pb2.PushObjectResponse)
 
 
-async def play_nodes(project: FleetProject, keys: list[str], tally: Counter[str], over: threading.Event) -> None:
+async def play_nodes(
+    project: FleetProject,
+    keys: list[str],
+    tally: Counter[str],
+    answered: set[tuple[int, str]],
+    over: threading.Event,
+) -> None:
     tls = ssl.create_default_context(cafile=str(project.path / CERTIFICATES / CA))
     address = f"https://{project.public}"
     lives = []
@@ -213,7 +235,7 @@ async def play_nodes(project: FleetProject, keys: list[str], tally: Counter[str]
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         http = httpx.AsyncClient(base_url=address, verify=tls, timeout=60, trust_env=False)
         tier = "simple" if number < len(keys) // 2 else "complex"
-        lives.append(asyncio.create_task(LightNode(number, tier, key, http, tally).live()))
+        lives.append(asyncio.create_task(LightNode(number, tier, key, http, tally, answered).live()))
     while not over.is_set():
         await asyncio.sleep(0.2)
         for life in lives:
@@ -277,13 +299,14 @@ def main() -> None:
     given = sys.argv[1:]
     number, active, rounds = (int(value) for value in [*given, *("500", "100", "5")[len(given) :]])
     tally: Counter[str] = Counter()
+    answered: set[tuple[int, str]] = set()
     peaks: dict[str, int] = {}
     seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, watch(peaks, seconds):
         project, keys, config = prepare(Path(folder), number, active, rounds)
         began, over = time.monotonic(), threading.Event()
         first = True
-        playing = threading.Thread(target=lambda: asyncio.run(play_nodes(project, keys, tally, over)))
+        playing = threading.Thread(target=lambda: asyncio.run(play_nodes(project, keys, tally, answered, over)))
         serve = [sys.executable, "-m", "fedhen", "fleet", "serve", str(project.path)]
         with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True) as server:
             assert server.stderr is not None
@@ -299,7 +322,7 @@ def main() -> None:
                     if first:
                         print(f"first round done after {time.monotonic() - began:.0f} s", flush=True)
                     first = False
-                    print(describe(record, timing, tally), flush=True)
+                    print(describe(record, timing, tally, answered, run), flush=True)
             finally:
                 over.set()
                 playing.join()
@@ -309,14 +332,22 @@ def main() -> None:
     print(json.dumps({**found, **{k: v for k, v in sorted(tally.items()) if "round" not in k}}))
 
 
-def describe(record: dict[str, Any], timing: dict[str, Any], tally: Counter[str]) -> str:
-    number = record["round"]
+def describe(
+    record: dict[str, Any], timing: dict[str, Any], tally: Counter[str], answered: set[tuple[int, str]], run: Path
+) -> str:
+    """Returns a line about a round, and one with the reason for each answer that was sent but not merged."""
+    number, names = record["round"], name_devices(run)
+    reasons = {names[error.device]: error.error for error in read_errors(run) if error.round == number}
+    reasons |= {names[device]: "it was late" for device in record.get("late", ())}
     out = {*record["dropped"], *record.get("failed", ()), *record.get("late", ())}
-    sent, merged = tally[f"answered in round {number}"], len({*record["active"]} - out)
-    return (
+    merged = {names[device] for device in {*record["active"]} - out}
+    sent = {name for round_number, name in answered if round_number == number}
+    line = (
         f"round {number}: {timing['total']:.1f} s, {len(record['active'])} active, "
-        f"{tally[f'vanished in round {number}']} vanished, {sent} answered, {merged} merged, {sent - merged} lost"
+        f"{tally[f'vanished in round {number}']} vanished, {len(sent)} answered, {len(merged)} merged, "
+        f"{len(sent - merged)} lost"
     )
+    return "\n".join([line, *(f"  {name}: {reasons.get(name)}" for name in sorted(sent - merged))])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flwr.serverapp import Grid
+
 from fedhen.algorithm.methods import METHODS, load_method
 from fedhen.algorithm.sampling import make_sampler, replace_absent
 from fedhen.config import toml
@@ -20,7 +22,7 @@ from fedhen.experiment.runner import play_run
 from fedhen.fleet.app import App, recipe_app
 from fedhen.fleet.server import FleetRun, play
 from fedhen.runs.private import write_secret
-from support.inside import InsideGrid, grid
+from support.inside import grid
 from support.tiny import TINY
 
 SMALL = [
@@ -58,7 +60,7 @@ def play_fleet(chosen: Config, folder: Path, state: Path) -> Path:
     return play_grid(grid(assign_tiers(chosen), state), chosen, folder)
 
 
-def play_grid(inside: InsideGrid, chosen: Config, folder: Path, resume: bool = False) -> Path:
+def play_grid(inside: Grid, chosen: Config, folder: Path, resume: bool = False) -> Path:
     for _ in play(inside, recipe_app(), replace(fleet_run(chosen, folder, resume), poll=0.01)):
         pass
     return folder

@@ -383,21 +383,24 @@ class TestSecure:
     def test_a_node_killed_during_a_round_comes_back(self, shell: Shell) -> None:
         """It is the same device again, at once, and the round does not wait for the order that it has lost."""
         run = shell.cwd / "run"
-        in_training = shell.cwd / "hold-complex-2"
-        in_training.touch()
+        in_training = [shell.cwd / "hold-complex-2", shell.cwd / "hold-simple-2"]
+        for each in in_training:
+            each.touch()
         small = "--set training.epochs=1 --set 'model.widths=[4, 4, 8, 8]' --set fleet.deadline_seconds=600"
         shell.start("run", f"{shell.line('fedhen fleet run')} --rounds 4 --out run --quiet {small}")
-        wait_for((shell.cwd / "held-complex-2").exists)
+        wait_for(lambda: all((shell.cwd / f"held-{tier}-2").exists() for tier in ("complex", "simple")))
         before = numbers_in(shell.log("complex-1"))
         shell.running["complex-1"].kill()
         shell.running["complex-1"].wait()
-        in_training.unlink()
         shell.start("complex-1", shell.line("nodes/complex-1.toml --data"))
+        # The other node is in its training until then: the round waits for it however long the restart takes.
+        wait_for(lambda: len(numbers_in(shell.log("complex-1"))) == 2)
+        for each in in_training:
+            each.unlink()
         assert shell.running["run"].wait(240) == 0, shell.log("run")
         first, second, _, last = read_run(run).rounds
         assert second.failed == [1] and not [*first.late, *first.failed, *last.late, *last.failed]
-        # On a loaded machine Flower may notice first that the node is silent.
-        assert re.search("restarted before it had answered|Node Unavailable", (run / "errors.jsonl").read_text())
+        assert "restarted before it had answered" in (run / "errors.jsonl").read_text()
         assert len(numbers_in(shell.log("complex-1"))) == 2 and {*numbers_in(shell.log("complex-1"))} == {*before}
         lines = [line for line in shell.log("simple-1").splitlines() if " round " in line]
         number = len(np.load(shell.cwd / "demo" / "data" / "simple-1.npz")["y"])

@@ -31,6 +31,9 @@ class DataConfig:
         least=0,
         most=0.9,
     )
+    standardise: bool = setting(
+        False, "tables: models are given (x - mean) / deviation of each column, over all training rows"
+    )
     size: int = setting(0, "folders: resize images to this height and width; 0: as they are", least=0, most=4096)
     roles: int = setting(100, "shakespeare: the number of speaking roles, largest first; each is a device", least=1)
     context: int = setting(64, "shakespeare: the number of characters that models are given", least=1, most=4096)

@@ -150,6 +150,7 @@ class FederatedData:
         test_share: float = 0.1,
         seed: int = 0,
         unit: str = "",
+        standardise: bool = False,
     ) -> FederatedData:
         """Makes data from a table, split over the devices that one of its columns names.
 
@@ -167,6 +168,8 @@ class FederatedData:
             test_share: The share of each device's rows that is held out, drawn at random.
             seed: The seed of this draw.
             unit: The unit of the target, if it is a number.
+            standardise: Give models (x − mean) / deviation of each column, over all training rows. Saved with the
+                models, which then predict from raw rows.
 
         Example:
             Two people, who are two devices::
@@ -176,7 +179,17 @@ class FederatedData:
         """
         from fedhen.data.tables import read_table
 
-        return read_table(table, target, by=by, test=test, inputs=inputs, test_share=test_share, seed=seed, unit=unit)
+        return read_table(
+            table,
+            target,
+            by=by,
+            test=test,
+            inputs=inputs,
+            test_share=test_share,
+            seed=seed,
+            unit=unit,
+            standardise=standardise,
+        )
 
     @classmethod
     def from_datasets(

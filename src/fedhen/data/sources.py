@@ -30,6 +30,7 @@ OPTIONS = {
     "target": "tables",
     "inputs": "tables",
     "test_share": "tables",
+    "standardise": "tables",
     "size": "folders of images",
     "roles": "shakespeare",
     "context": "shakespeare",
@@ -75,9 +76,15 @@ def read_own_data(path: Path, config: DataConfig | None = None, seed: int = 0) -
             kinds = "a folder with train/CLASS and test/CLASS, an .npz, .csv or .parquet file"
             raise DataError(f"{path} does not exist: name {kinds}")
         if path.suffix in SUFFIXES:
-            _refuse_unread(config, "by", "target", "inputs", "test_share")
+            _refuse_unread(config, "by", "target", "inputs", "test_share", "standardise")
             return tables.read_table(
-                path, config.target, by=config.by, inputs=config.inputs, test_share=config.test_share, seed=seed
+                path,
+                config.target,
+                by=config.by,
+                inputs=config.inputs,
+                test_share=config.test_share,
+                seed=seed,
+                standardise=config.standardise,
             )
         if path.suffix != ".npz":
             raise DataError(f"{path} is neither a folder of images nor an .npz, .csv or .parquet file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,12 +21,16 @@ from fedhen.data.dataset import FederatedData, Index
 from fedhen.data.digests import compute_digest
 from fedhen.data.inputs import Inputs, list_tensors
 from fedhen.data.pixels import Array
-from fedhen.data.spec import DataSpec, InputSpec
+from fedhen.data.spec import DataSpec, InputSpec, Normalisation
 from fedhen.errors import DataError, FedhenError, one_line, unknown_name
 
 SPLIT = "split"
 """The column that says of each row whether it is for training or for testing."""
 PARTS = ("train", "test")
+LARGE = 30.0
+"""Models with usual learning rates hardly learn from columns with larger numbers."""
+SMALL = 1e-12
+"""A smaller deviation, relative to the mean, is a rounding error."""
 
 
 def read_table(
@@ -38,13 +43,15 @@ def read_table(
     test_share: float = 0.1,
     seed: int = 0,
     unit: str = "",
+    standardise: bool = False,
 ) -> FederatedData:
     """See `FederatedData.from_table`."""
     label = str(table) if isinstance(table, str | PathLike) else "the table"
     try:
         if not 0 <= test_share < 1:
             raise DataError(f"test_share is {test_share}: it must be at least 0 and below 1")
-        return _make_data(read_columns(table), target, by, test, list(inputs), test_share, seed, unit)
+        data = _make_data(read_columns(table), target, by, test, list(inputs), test_share, seed, unit)
+        return standardise_columns(data) if standardise else _warn_of_large_numbers(data)
     except FedhenError as error:
         raise DataError(f"{label}: {error}") from None
 
@@ -76,6 +83,36 @@ def _make_data(
         return data
     own = [np.flatnonzero(owners[held] == d) for d in range(int(owners.max()) + 1)] if test is None else []
     return data.split(_split_rows(columns[by], owners, rows), own)
+
+
+def standardise_columns(data: FederatedData) -> FederatedData:
+    """Returns the data with a normalisation by each column's mean and deviation over the training rows.
+
+    A column without deviation is only shifted.
+    """
+    assert data.about is not None
+    if not data.about.inputs[0].columns:
+        raise DataError("standardise is for columns of numbers, and some have arrays in their rows: leave it out")
+    x = data.x.double()  # type: ignore[union-attr]
+    mean, std = x.mean(0), x.std(0, unbiased=False)
+    std[std < SMALL * mean.abs().clamp(min=1.0)] = 1.0
+    return replace(data, normalisation=Normalisation(tuple(mean.tolist()), tuple(std.tolist())))
+
+
+def _warn_of_large_numbers(data: FederatedData) -> FederatedData:
+    assert data.about is not None
+    names = data.about.inputs[0].columns
+    if names and isinstance(data.x, torch.Tensor):
+        most = data.x.abs().amax(0).tolist()
+        large = [f"{name} (up to {value:.3g})" for name, value in zip(names, most, strict=True) if value > LARGE]
+        if large:
+            others = f" and {len(large) - 3} more" if len(large) > 3 else ""
+            warnings.warn(
+                f"models hardly learn from large numbers, here {', '.join(large[:3])}{others}: pass standardise=True "
+                "(data.standardise=true)",
+                stacklevel=4,
+            )
+    return data
 
 
 def _split_rows(names: Array, owners: Index, rows: Index) -> list[Index]:

@@ -25,6 +25,8 @@ POLL_SECONDS = 0.5
 """Interval between looks for answers. Shorter intervals only keep the SuperLink busy."""
 TTL_SLACK_SECONDS = 10.0
 """How long a message may outlive its round."""
+RETURN_SECONDS = 5.0
+"""If none of the devices that a round waits for is connected, it waits this much longer: one may come back."""
 
 
 @dataclass
@@ -46,6 +48,8 @@ class FleetDevices:
         """Nodes that have answered an order of this process, and so were sent the text of the configuration."""
         self.has_fixed: set[int] = set()
         """Nodes that were sent the weights that no device trains."""
+        self.connected_at = 0.0
+        """When one of the devices that are waited for was connected last."""
         self.merged: dict[int, int] | None = None
         """Device -> the last round whose update was merged. Read from the records only before the first round."""
 
@@ -71,7 +75,7 @@ class FleetDevices:
         yield from self.send_orders(messages, round_number, sent, there)
         needed, asked_again = self.count_needed(len(active)), set[int]()
         while messages.waiting and needed > 0:
-            for device, content in messages.collect():
+            for device, content in messages.collect(self.is_connected):
                 if wire_format.is_config_request(content) and device not in asked_again:
                     asked_again.add(device)
                     self.has_config.discard(self.membership.members[device].node)
@@ -94,8 +98,11 @@ class FleetDevices:
             self.membership.update()
         # Answers that arrive later are ignored.
         for device in messages.forget():
-            ended = "it had not answered when the round ended (fleet.deadline_seconds, fleet.answers)"
-            yield Failure(device, ended, late=True)
+            if self.is_connected(device):
+                ended = "it had not answered when the round ended (fleet.deadline_seconds, fleet.answers)"
+                yield Failure(device, ended, late=True)
+            else:
+                yield Failure(device, "its connection was lost before the server had its answer")
 
     def send_orders(
         self, messages: Messages[int], round_number: int, sent: Sent, devices: Sequence[int]
@@ -109,10 +116,15 @@ class FleetDevices:
         fleet = self.population.config.fleet
         return min(active, fleet.answers or max(1, active - fleet.spare_devices))
 
+    def is_connected(self, device: int) -> bool:
+        return self.membership.members[device].node in self.membership.online
+
     def is_any_connected(self, messages: Messages[int]) -> bool:
-        return any(
-            self.membership.members[device].node in self.membership.online for device in messages.waiting.values()
-        )
+        """Returns whether a device that is waited for is connected, or was a moment ago."""
+        now = time.monotonic()
+        if any(map(self.is_connected, messages.waiting.values())):
+            self.connected_at = now
+        return now - self.connected_at < RETURN_SECONDS
 
     def make_messages(self, round_number: int, sent: Sent, devices: Sequence[int]) -> list[tuple[int, Message]]:
         """Builds the orders. The weights of a tier are packed once, and travel to the SuperLink once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from flwr.app import Message, RecordDict
@@ -33,9 +33,14 @@ class Messages(Generic[K]):
         self.waiting |= {number: key for number, key in zip(found, keys, strict=True) if number}
         return [key for number, key in zip(found, keys, strict=True) if not number]
 
-    def collect(self) -> Iterable[tuple[K, RecordDict | str]]:
-        """Yields the answers that have arrived since the last call: the content, or the error as text."""
-        for number, content in self.replies.pull(list(self.waiting)):
+    def collect(self, is_there: Callable[[K], bool] = lambda key: True) -> Iterable[tuple[K, RecordDict | str]]:
+        """Yields the answers that have arrived since the last call: the content, or the error as text.
+
+        Asks only for those for whose keys `is_there`. If the node of a message is not connected, for example because
+        its heartbeat is late, then the SuperLink says so, and deletes the message together with an answer that has
+        arrived. Not asked for, the answer is there when the node is back.
+        """
+        for number, content in self.replies.pull([number for number, key in self.waiting.items() if is_there(key)]):
             yield self.waiting.pop(number), content
 
     def forget(self) -> list[K]:

@@ -16,10 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import httpx
-
 from fedhen.fleet.gate_connection import BROKEN, Connection, open_tls
-from fedhen.fleet.gate_rules import Bucket, Limits, Rules
+from fedhen.fleet.gate_rules import Bucket, Rules
+from fedhen.fleet.gate_upstream import Upstream
 
 LOG_SECONDS = 60.0
 ADDRESSES_KEPT = 10_000
@@ -49,9 +48,7 @@ class RefusalLog:
 class Gate:
     """The server: accepts connections and limits those that are not yet known to be a node's."""
 
-    def __init__(
-        self, rules: Rules, tls: ssl.SSLContext, upstream: httpx.AsyncClient, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, rules: Rules, tls: ssl.SSLContext, upstream: Upstream, log: Callable[[str], None]) -> None:
         self.rules, self.limits, self.tls, self.upstream = rules, rules.limits, tls, upstream
         self.refusals = RefusalLog(log)
         self.tasks: set[asyncio.Task[None]] = set()
@@ -121,22 +118,6 @@ def shorten_address(address: str) -> str:
     if address.startswith("::ffff:"):
         return address.removeprefix("::ffff:")
     return ":".join(address.split(":")[:4]) if ":" in address else address
-
-
-def make_upstream(address: str, ca: str, limits: Limits) -> httpx.AsyncClient:
-    """Makes the client of the SuperLink, which verifies its certificate."""
-    return httpx.AsyncClient(
-        base_url=f"https://{address}",
-        verify=ssl.create_default_context(cafile=ca),
-        timeout=httpx.Timeout(limits.upstream_seconds, connect=5.0, pool=30.0),
-        # All are kept: under load, new ones would cost more than the requests.
-        limits=httpx.Limits(
-            max_connections=limits.upstream_connections,
-            max_keepalive_connections=limits.upstream_connections,
-            keepalive_expiry=60.0,
-        ),
-        trust_env=False,
-    )
 
 
 def make_tls(certificate: str, key: str) -> ssl.SSLContext:

@@ -95,15 +95,11 @@ class Connection:
             (b"accept-encoding", b"identity"),
         ]
         try:
-            request = self.gate.upstream.build_request("POST", path, headers=headers, content=body)
-            response = await self.gate.upstream.send(request, stream=True)
+            async with self.gate.upstream.send(path, headers, body) as response:
+                await self.send_response(response)
         except httpx.HTTPError as error:
             status = next((number for kind, number in STATUS_OF_LOST_SUPERLINK if isinstance(error, kind)), 502)
             raise Refused(status, "the SuperLink does not answer") from None
-        try:
-            await self.send_response(response)
-        finally:
-            await response.aclose()
         return self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
 
     def admit(self, node: NodeState) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from fedhen.errors import FedhenError
 from fedhen.fleet.certificates import CA, SERVER, SERVER_KEY
 from fedhen.fleet.enrolment import Enrolment
-from fedhen.fleet.gate import Gate, listen, make_tls, make_upstream, print_line, raise_file_limit
+from fedhen.fleet.gate import Gate, listen, make_tls, print_line, raise_file_limit
 from fedhen.fleet.gate_rules import Rules, read_limits
+from fedhen.fleet.gate_upstream import Upstream
 from fedhen.fleet.project import CERTIFICATES, open_project
 from fedhen.fleet.serve_settings import read_serve_settings, split_address
 
@@ -46,7 +47,7 @@ async def run_gate(folder: Path) -> None:
     raise_file_limit()
     with listen(host, port) as listener:
         print_line(f"{LISTENING} {settings.listen}")
-        async with make_upstream(settings.superlink, str(project.certificates / CA), rules.limits) as upstream:
+        async with Upstream(settings.superlink, str(project.certificates / CA), rules.limits) as upstream:
             gate = Gate(rules, tls, upstream, print_line)
             task = asyncio.create_task(gate.run(listener))
             following = asyncio.create_task(follow_certificate(gate, paths))

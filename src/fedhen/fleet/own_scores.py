@@ -36,7 +36,7 @@ class FleetScores:
         found, asked_again = dict[int, dict[str, list[list[float]]]](), set[int]()
         self.send(messages, asked, there)
         while messages.waiting and time.monotonic() < end and self.devices.is_any_connected(messages):
-            for device, content in messages.collect():
+            for device, content in messages.collect(self.devices.is_connected):
                 if wire_format.is_config_request(content) and device not in asked_again:
                     asked_again.add(device)
                     self.devices.has_config.discard(membership.members[device].node)

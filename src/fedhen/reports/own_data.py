@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fedhen.reports.comparison import Comparison
-from fedhen.reports.curves import Line, choose_looks
+from fedhen.reports.curves import choose_looks
 from fedhen.reports.names import SEEDS, capitalise
 from fedhen.reports.outcome import choose_format
 from fedhen.reports.plots import Curve, Plot
+from fedhen.reports.quantiles import list_points, make_line
 from fedhen.reports.rendering import Group, Table
 from fedhen.runs.device_values import Spread, describe_owners
 from fedhen.runs.layout import LOCAL, PERSONAL, SERVER
@@ -30,8 +32,6 @@ MEANING = (
 HELD_OUT = "held-out"
 OWN_TITLE, HELD_OUT_TITLE = "{metric} on devices’ own test data", "{metric} of devices that never trained"
 HELD_OUT_MEANING = "{metric} of devices that never trained: the last models, adapted to each one’s training data."
-STEP = 5
-"""Percent of the devices between two points of the distribution."""
 
 
 def has_own_values(comparison: Comparison) -> bool:
@@ -145,16 +145,7 @@ class Distribution:
 
     def values(self) -> Table:
         """Returns every point of the curves as a table."""
-        metric = self.comparison.metric
-        groups = []
-        for plot in self.plots:
-            rows = [
-                (f"{share} %", *(_format(curve.line.mean[at : at + 1], metric) for curve in plot.curves))
-                for at, share in enumerate(range(0, 101, STEP))
-            ]
-            groups.append(Group(plot.title, tuple(rows)))
-        names = [curve.name for curve in self.plots[0].curves]
-        return Table("own-values", "Values of the curves", ("Share of devices", *names), tuple(groups), "")
+        return list_points("own-values", self.plots, partial(_format, metric=self.comparison.metric))
 
     @property
     def _named(self) -> list[tuple[str, str, str]]:
@@ -174,7 +165,7 @@ class Distribution:
             values = sorted(
                 (metric.scale(v) for each in found for v in each if v is not None), reverse=not metric.higher_is_better
             )
-            curves.append(Curve(name, looks[name], _make_line(values)))
+            curves.append(Curve(name, looks[name], make_line(values)))
         unit = f", {metric.unit}" if metric.unit else ""
         empty = not any(curve.line.spent for curve in curves)
         return Plot(
@@ -185,17 +176,3 @@ class Distribution:
             excuse="no device with test data" if empty else "",
             x_end=100,
         )
-
-
-def _make_line(values: Sequence[float]) -> Line:
-    """Returns the quantiles of sorted values as a curve."""
-    shares = list(range(0, 101, STEP)) if values else []
-    middle = [_quantile(values, share / 100) for share in shares]
-    return Line(rounds=shares, spent=[float(share) for share in shares], mean=middle, low=middle, high=middle)
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    place = share * (len(values) - 1)
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (place - low) * (values[high] - values[low])

@@ -14,8 +14,10 @@ from fedhen.reports.charts import Chart, list_values
 from fedhen.reports.comparison import Comparison, list_warnings
 from fedhen.reports.early_exits import EarlyExits
 from fedhen.reports.own_data import Distribution, has_own_values
+from fedhen.reports.participation import Turnout
 from fedhen.reports.plots import Plot
 from fedhen.reports.rendering import Table
+from fedhen.reports.spending_tables import PricedRuns
 from fedhen.runs.reader import Run
 from fedhen.runs.records import Subject
 
@@ -42,14 +44,18 @@ class Section:
     figure: Drawing | None = None
 
 
-def make_page(comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart]) -> str:
+def make_page(
+    comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart], priced: PricedRuns | None = None
+) -> str:
     """Renders the report of a comparison; a table is followed by the chart that belongs to it."""
     drawings = {chart.measure.table: draw_chart(chart) for chart in charts}
-    if has_own_values(comparison):
-        own = Distribution(comparison)
-        drawings["own-data"] = Drawing([own.plots], own.title, f"{own.title}. {own.caption}", own.values())
-    if exits := EarlyExits(comparison):
-        drawings["exits"] = Drawing([exits.plots], exits.title, f"{exits.title}. {exits.caption}", exits.values())
+    spreads = {
+        **({"own-data": Distribution(comparison)} if has_own_values(comparison) else {}),
+        **({"participation": Turnout(comparison, priced)} if priced else {}),
+        **({"exits": exits} if (exits := EarlyExits(comparison)) else {}),
+    }
+    for name, each in spreads.items():
+        drawings[name] = Drawing([each.plots], each.title, f"{each.title}. {each.caption}", each.values())
     return render_page(
         title=f"{comparison.recipe}: {_join_names(comparison.methods)}",
         warnings=list_warnings(comparison),

@@ -17,6 +17,7 @@ from fedhen.reports.early_exits import EarlyExits
 from fedhen.reports.figures import PNG_DPI, write_figure
 from fedhen.reports.own_data import Distribution, has_own_values
 from fedhen.reports.page import make_page
+from fedhen.reports.participation import DEVICES, Turnout, list_devices
 from fedhen.reports.rendering import Table, escape_markdown, make_printable, to_latex, to_markdown, to_text
 from fedhen.reports.spending import price_runs
 from fedhen.reports.spending_tables import PricedRuns
@@ -65,9 +66,12 @@ def write_report(
     figures = {f"curves-{chart.measure.name}": chart.figure(comparison.tiers) for chart in charts}
     if has_own_values(comparison):
         figures["own-data"] = Distribution(comparison).figure()
+    if priced:
+        figures["participation"] = Turnout(comparison, priced).figure()
     if exits := EarlyExits(comparison):
         figures["exits"] = exits.figure()
-    paths = write_files(out, _make_texts(comparison, tables, charts), figures)
+    texts = _make_texts(comparison, tables, charts, priced)
+    paths = write_files(out, texts, figures)
     return Report(_join_texts(comparison, tables), paths)
 
 
@@ -130,12 +134,15 @@ def write_files(
     return (*(out / name for name in texts), *images)
 
 
-def _make_texts(comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart]) -> dict[str, str]:
+def _make_texts(
+    comparison: Comparison, tables: Sequence[Table], charts: Sequence[Chart], priced: PricedRuns | None
+) -> dict[str, str]:
     notes = list_warnings(comparison)
     heading = [f"# {escape_markdown(comparison.recipe)}\n", *(f"{escape_markdown(note)}\n" for note in notes)]
     comments = ["% needs \\usepackage{booktabs}", *(f"% {one_line(note)}" for note in notes)]
     return {
-        "report.html": make_page(comparison, tables, charts),
+        "report.html": make_page(comparison, tables, charts, priced),
         "tables.md": "\n".join([*heading, *map(to_markdown, tables)]),
         "tables.tex": "\n".join([*comments, *map(to_latex, tables)]),
+        **({DEVICES: list_devices(comparison, priced)} if priced else {}),
     }

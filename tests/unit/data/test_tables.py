@@ -26,6 +26,7 @@ ROWS: dict[str, list[Any]] = {
     "ill": ["no", "yes", "no", "maybe", "no", "no"],
 }
 INPUTS = [[50, 80.5], [30, 60.0], [51, 81.5], [40, 70.0], [31, 61.0], [41, 71.0]]
+pytestmark = pytest.mark.filterwarnings("ignore:models hardly learn from large numbers")
 
 
 class Columns:
@@ -299,3 +300,35 @@ def test_decimals_keep_what_is_behind_the_point_and_owners_have_one_order() -> N
     assert [shard.tolist() for shard in data.shards] == [[1], [0]], "by letter, since nan has no place among numbers"
     with pytest.raises(FedhenError, match="test_share is 2: it must be at least 0 and below 1"):
         fedhen.from_table({"x": np.arange(4.0), "y": np.arange(4)}, "y", test_share=2)
+
+
+def test_columns_are_standardised_over_the_training_rows() -> None:
+    """By numpy, over the rows whose split is train; the column that never changes is only shifted."""
+    rows = {
+        **{"age": [20, 40, 60, 1000], "height": [1.5, 1.7, 2.1, 9.0], "always": [7, 7, 7, 8], "ill": [0, 1, 0, 1]},
+        "split": ["train", "train", "train", "test"],
+    }
+    data = fedhen.FederatedData.from_table(rows, target="ill", standardise=True)
+    train = np.array([rows["age"][:3], rows["height"][:3]]).T
+    assert data.normalisation is not None
+    assert data.normalisation.mean == pytest.approx([*train.mean(0), 7])
+    assert data.normalisation.std == pytest.approx([*train.std(0), 1])
+    assert data.x.tolist()[0] == pytest.approx([20, 1.5, 7]), "the rows themselves stay raw"
+    (given,) = data.describe().inputs
+    fed = given.feed(data.x, torch.float32).numpy()
+    assert fed[:, :2] == pytest.approx((train - train.mean(0)) / train.std(0), abs=1e-6) and not fed[:, 2].any()
+
+
+@pytest.mark.filterwarnings("error")
+def test_columns_of_large_numbers_are_named() -> None:
+    with pytest.warns(UserWarning, match=r"large numbers, here age \(up to 51\), weight \(up to 81\.5\): pass stand"):
+        fedhen.FederatedData.from_table(ROWS, target="ill", by="user", test_share=0.0)
+    fedhen.FederatedData.from_table(ROWS, target="ill", by="user", standardise=True)
+    small = {**ROWS, "age": [0.5] * 6, "weight": [30.0] * 6}
+    fedhen.FederatedData.from_table(small, target="ill", by="user")
+
+
+def test_arrays_in_cells_are_not_standardised() -> None:
+    rows = {"ids": [[1, 2], [3, 4], [5, 6]], "y": [0, 1, 0]}
+    with pytest.raises(FedhenError, match="standardise is for columns of numbers, and some have arrays"):
+        fedhen.FederatedData.from_table(rows, target="y", standardise=True)

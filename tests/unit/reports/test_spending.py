@@ -14,8 +14,11 @@ from fedhen.errors import FedhenError
 from fedhen.profiles.profile import Profile
 from fedhen.profiles.reading import parse_measured, read_profile, take_measured
 from fedhen.profiles.workload import Workload
+from fedhen.reports.comparison import compare
+from fedhen.reports.participation import Turnout
 from fedhen.reports.report import write_report
 from fedhen.reports.spending import Pricing, find_workload, price_runs
+from fedhen.reports.spending_tables import PricedRuns
 from fedhen.runs.reader import Run
 from fedhen.runs.records import Promise, RoundRecord, Summary
 
@@ -113,6 +116,26 @@ def test_ranges_are_those_of_the_sources(profile: Profile) -> None:
     assert pricing.low.joules[4] == pytest.approx(35 - 3)
     assert pricing.high.joules[4] == pytest.approx(35 + 18)
     assert pricing.low.seconds == pricing.high.seconds == pricing.typical.seconds
+
+
+def test_a_report_names_every_device(profile: Profile, tmp_path: Path) -> None:
+    """By hand, as above: the old device is asked in three rounds; the new one in two, and late in one."""
+    dropping = two_devices("noside")
+    dropping.rounds[1] = replace(dropping.rounds[1], dropped=[0])
+    runs = [two_devices(), dropping]
+    report = write_report(runs, tmp_path, profile=profile)
+    assert (tmp_path / "participation.csv").read_text() == (
+        "run,method,seed,device,tier,class,asked,merged,late,failed,joules\n"
+        "runs/fedhen,fedhen,0,0,simple,old,3,3,0,0,17\n"
+        "runs/fedhen,fedhen,0,1,complex,new,2,1,1,0,18\n"
+        "runs/noside,noside,0,0,simple,old,3,2,0,1,17\n"
+        "runs/noside,noside,0,1,complex,new,2,1,1,0,18\n"
+    )
+    names = {path.name for path in report.paths}
+    assert names >= {"participation.csv", "participation.png", "participation.svg"}
+    turnout = Turnout(compare(runs), PricedRuns(profile, price_runs(runs, profile, print)))
+    curves = [curve.line.mean for plot in turnout.plots for curve in plot.curves]
+    assert [{*values} for values in curves] == [{3.0}, {2.0}, {1.0}, {1.0}]
 
 
 @pytest.mark.slow
