@@ -69,6 +69,7 @@ def test_images_of_a_folder_by_the_names_of_its_classes(size: int, tmp_path: Pat
             model.predict(tmp_path / "9.png")
 
 
+@pytest.mark.filterwarnings("ignore:models hardly learn from large numbers")
 def test_rows_of_a_table_by_the_names_of_its_columns(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     rng = np.random.default_rng(0)

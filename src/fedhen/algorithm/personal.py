@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import nn
+
 from fedhen.algorithm.gradients import FOLLOW_LOSS, FirstOrder, Gradient, HessianFree, ThroughInnerSteps
 from fedhen.algorithm.prototypes import PrototypeLoss
 from fedhen.config.personal_settings import EXIT, EXITS
@@ -93,6 +95,12 @@ class Personal:
 def make_personal(config: Config, classes: int = 0) -> Personal:
     """Returns how models become personal. `classes` is their number, which only prototypes need."""
     return PERSONAL[config.personal.name](config, classes)
+
+
+def find_frozen(trains: Which, module: nn.Module, part: frozenset[str]) -> frozenset[str]:
+    """Returns the weights that steps do not train. `part` are the personal ones."""
+    every = frozenset(name for name, _ in module.named_parameters())
+    return {ALL: frozenset[str](), PART: every - part, REST: part}[trains]
 
 
 def train_phase(config: Config, trains: Which = ALL, epochs: int = 0, gradient: Gradient = FOLLOW_LOSS) -> Phase:

@@ -17,6 +17,8 @@ from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.digests import compute_digest
 from fedhen.data.inputs import take
+from fedhen.data.raw import read_raw
+from fedhen.data.spec import DataSpec
 from fedhen.data.storage import data_root
 from fedhen.deploy.capture import Flat
 from fedhen.deploy.cascade import cut, run_stages
@@ -26,7 +28,7 @@ from fedhen.deploy.exit_file import ExitFile, write_exits
 from fedhen.deploy.exit_study import DEFAULT, study_exits
 from fedhen.deploy.export import export_models
 from fedhen.deploy.out_folder import PYTHON
-from fedhen.deploy.runtime import Answer, Arrays
+from fedhen.deploy.runtime import Answer, Arrays, check_inputs
 from fedhen.deploy.source import Normalise, Source, TierModel
 from fedhen.deploy.split import count_stages
 from fedhen.errors import ConfigError, FedhenError, unknown_name
@@ -38,6 +40,7 @@ from fedhen.models.model_files import build_ready_module
 from fedhen.models.registry import make_family
 from fedhen.runs.folders import find_config
 from fedhen.tasks import Task
+from fedhen.tasks.predictions import Prediction
 from fedhen.tasks.registry import make_task
 
 if TYPE_CHECKING:
@@ -131,6 +134,16 @@ def study(
     return result
 
 
+def predict_raw(source: Source, raw: Any, tier: str | None, threshold: float | None) -> list[Prediction]:
+    """Predicts raw inputs as `SavedModel.predict` reads them."""
+    assert source.spec is not None
+    batch = read_raw(source.spec, raw)
+    arrays = {record.name: each.numpy() for record, each in zip(source.inputs, batch.tensors, strict=True)}
+    answer = predict_source(source, check_inputs(arrays, source.inputs), tier, threshold)
+    found = source.task.interpret(torch.from_numpy(answer.output), source.spec.class_names, batch.lengths)
+    return [replace(each, exit=exit) for each, exit in zip(found, answer.exits, strict=True)]
+
+
 def predict_source(source: Source, arrays: Arrays, tier: str | None, threshold: float | None) -> Answer:
     """Predicts raw inputs in torch. Without a tier, deeper stages run only on the examples that are not sure."""
     tensors = [torch.from_numpy(array) for array in arrays.values()]
@@ -174,17 +187,17 @@ def make_source(
         warnings.warn(found.unfinished, stacklevel=3)
     config = found.config
     data = data or sources.load_data(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
-    models, rounds, classes = [], {}, tuple[str, ...]()
+    models, rounds = list[TierModel](), dict[str, int]()
     for tier in config.tiers:
         saved = found.read(tier, of, at)
-        rounds[tier], classes = saved.round, saved.card.data.class_names if saved.card.data else ()
+        rounds[tier] = saved.round
         if family is None:
             saved.check_size()
             family = make_family(config, saved.inputs, saved.classes)
         held = tuple(name for name in family.exits(tier) if name in saved.exits)
         module = build_ready_module(family, tier, saved.weights, saved.exits)
         models.append(TierModel(tier, module, held, compute_digest([*saved.weights.values()]), saved.round))
-    return _describe_source(config, models, data, task, classes, of, _describe_rounds(rounds))
+    return _describe_source(config, models, data, task, saved.card.data, of, _describe_rounds(rounds))
 
 
 def make_device_source(folder: Path, device: int, own: OwnParts, data_dir: PathLike | None = None) -> Source:
@@ -200,8 +213,7 @@ def make_device_source(folder: Path, device: int, own: OwnParts, data_dir: PathL
         **{"x": take(data.x, training), "y": data.y[training]},
         **{"x_test": take(data.x_test, tests), "y_test": data.y_test[tests], "shards": (), "test_shards": ()},
     )
-    classes = found.card.data.class_names if found.card.data else ()
-    return _describe_source(config, [model], data, own.task, classes, f"device {device}", str(found.round))
+    return _describe_source(config, [model], data, own.task, found.card.data, f"device {device}", str(found.round))
 
 
 def _describe_source(
@@ -209,7 +221,7 @@ def _describe_source(
     models: Sequence[TierModel],
     data: Data,
     task: Task | None,
-    classes: Sequence[str],
+    spec: DataSpec | None,
     whose: str,
     rounds: str,
 ) -> Source:
@@ -225,7 +237,8 @@ def _describe_source(
         training=data.x,
         prepare=None if normalisation is None else Normalise(normalisation),
         normalisation=described,
-        classes=classes,
+        classes=spec.class_names if spec else (),
+        spec=spec,
         run={**about, "models": whose},
     )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedhen.cli import (
     bench,
@@ -32,7 +33,7 @@ from fedhen.cli import (
     run,
 )
 from fedhen.distributed.communicator import RankLost, current_ranks, read_launcher
-from fedhen.errors import FedhenError, one_line
+from fedhen.errors import FedhenError, one_line, unknown_name
 from fedhen.interrupts import RunStopped
 from fedhen.version import VERSION
 
@@ -59,6 +60,26 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, "" if read_launcher().rank else f"fedhen: {one_line(message)}; see `{self.prog} --help`\n")
+
+    def parse_known_args(self, *given: Any, **more: Any) -> Any:
+        """Parses arguments. A command names what it does not know itself, with the nearest of its own options."""
+        options, unknown = super().parse_known_args(*given, **more)
+        if unknown:
+            self.error(self._describe_unknown(unknown[0].partition("=")[0]))
+        return options, unknown
+
+    def _describe_unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected argument {word!r}"
+        near = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.75)
+        return f"unknown option {word}" + (f": did you mean {near[0]}?" if near else "")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [*map(str, action.choices)]
+            if action.nargs == argparse.PARSER:
+                self.error(str(unknown_name("command", value, known)))
+            self.error(f"{'/'.join(action.option_strings)} {str(value)!r} is unknown: choose from {', '.join(known)}")
 
 
 def parser() -> Parser:

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +16,33 @@ from fedhen.cli.options import add_data_dir
 from fedhen.cli.user_files import add_own_parts_again, check_again, load_own_parts
 from fedhen.config import toml
 from fedhen.deploy.manifest import MANIFEST, read_threshold
-from fedhen.deploy.reading import Batch, read_batch
+from fedhen.deploy.reading import Batch, list_given, read_batch
 from fedhen.deploy.runtime import Answer, check_inputs, open_export
 from fedhen.errors import ConfigError, FedhenError
 from fedhen.runs.folders import find_config
 
+CLASSES = ("classification", "language-modelling")
+"""The tasks that predict one class."""
 EXAMPLES = """\
 examples:
   fedhen predict runs/digits image.png other.png     class, probability and exit of each image
   fedhen predict runs/digits/export images/          the same from an exported file; needs no torch
   fedhen predict runs/shakespeare "To be, or not "   the next character
+  fedhen predict runs/people people.csv              a line for each row, by the names of its columns
 """
 
 
 def add_commands(commands: Any) -> None:
     command = commands.add_parser(
         "predict",
-        help="predict images, arrays or text with a run or an export",
+        help="predict images, tables, arrays or text with a run or an export",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("folder", type=Path, metavar="RUN|EXPORT", help="a run folder, or one that export wrote")
-    command.add_argument("inputs", nargs="+", metavar="INPUT", help="images, folders, an .npy or .npz file, or text")
+    command.add_argument(
+        "inputs", nargs="+", metavar="INPUT", help="images, folders, a .csv, .npy or .npz file, or text"
+    )
     command.add_argument("--tier", metavar="TIER", help="predict with the last exit of this tier's model")
     command.add_argument(
         "--device", type=int, metavar="N", help="of a run with personal models, predict with that of device N"
@@ -54,35 +60,85 @@ def predict_command(options: argparse.Namespace) -> int:
     if (options.folder / MANIFEST).is_file():
         if options.device is not None:
             raise ConfigError("--device is for runs: an export has the models that its manifest names")
-        export = open_export(options.folder)
-        classes, task = export.manifest.classes, export.manifest.task
-        batch = read_batch(options.inputs, export.manifest.files[0].inputs, classes)
-        answer = export.predict(batch.arrays, options.tier, threshold, options.int8)
+        lines = _predict_with_export(options, threshold)
     elif options.int8:
         raise ConfigError("--int8 is for exports: export the run with --int8 first")
     else:
-        batch, answer, classes, task = _predict_with_run(options, threshold)
-    if task not in ("classification", "language-modelling"):
-        raise FedhenError(f"predict shows classes, and the task is {task!r}: use the files from Python")
-    _show(batch, answer, classes, options.json)
+        lines = _predict_with_run(options, threshold)
+    _show(lines, options.json)
     return 0
 
 
-def _predict_with_run(options: argparse.Namespace, threshold: float | None) -> tuple[Batch, Answer, list[str], str]:
+@dataclass(frozen=True)
+class Line:
+    """What is shown of an example."""
+
+    name: str
+    key: str
+    """How JSON calls the value: `class` or `value`."""
+    value: Any
+    probability: float | None
+    exit: str
+    unit: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        sure = {} if self.probability is None else {"probability": round(self.probability, 6)}
+        return {"input": self.name, self.key: self.value, **sure, "exit": self.exit}
+
+    def describe(self) -> str:
+        if self.key == "class":
+            shown = f"{self.value!r:14}"
+        elif isinstance(self.value, float):
+            shown = f"{self.value:.6g}{' ' * bool(self.unit)}{self.unit}"
+        else:
+            shown = ", ".join(map(str, self.value)) if isinstance(self.value, list) else str(self.value)
+        sure = "" if self.probability is None else f" {100 * self.probability:5.1f} %"
+        return f"{shown}{sure}  {self.exit}"
+
+
+def _predict_with_export(options: argparse.Namespace, threshold: float | None) -> list[Line]:
+    export = open_export(options.folder)
+    classes, task = export.manifest.classes, export.manifest.task
+    batch = read_batch(options.inputs, export.manifest.files[0].inputs, classes)
+    answer = export.predict(batch.arrays, options.tier, threshold, options.int8)
+    if task not in CLASSES:
+        raise FedhenError(f"exports show classes, and the task is {task!r}: predict with the run, or with Python")
+    return _find_classes(batch, answer, classes)
+
+
+def _predict_with_run(options: argparse.Namespace, threshold: float | None) -> list[Line]:
     config = toml.read_toml(find_config(options.folder))
-    from fedhen.api.deploying import make_source, predict_source, refuse_choice
+    from fedhen.api.deploying import make_source, predict_raw, predict_source, refuse_choice
 
     check_again(options, config)
     own = load_own_parts(options)
     refuse_choice(options.device, options.tier)
     parts = {"device": options.device, "family": own.family, "data": own.data, "task": own.task}
     source = make_source(options.folder, **parts, data_dir=options.data_dir)
-    batch = read_batch(options.inputs, source.inputs, source.classes)
-    answer = predict_source(source, check_inputs(batch.arrays, source.inputs), options.tier, threshold)
-    return batch, answer, list(source.classes), source.task.name
+    if source.spec is None:
+        # Of a run from before inputs were described.
+        batch = read_batch(options.inputs, source.inputs, source.classes)
+        answer = predict_source(source, check_inputs(batch.arrays, source.inputs), options.tier, threshold)
+        return _find_classes(batch, answer, source.classes)
+    is_text = bool(source.spec.inputs[0].alphabet)
+    raw, names = list_given(options.inputs, source.inputs, is_text)
+    found = predict_raw(source, raw, options.tier, threshold)
+    names = names or [f"{Path(options.inputs[0]).name}[{place}]" for place in range(len(found))]
+    key = "class" if source.task.name in CLASSES else "value"
+    return [
+        Line(name, key, _plain(each.value), each.probability, each.exit, source.spec.unit)
+        for name, each in zip(names, found, strict=True)
+    ]
 
 
-def _show(batch: Batch, answer: Answer, classes: Sequence[str], as_json: bool) -> None:
+def _plain(value: Any) -> Any:
+    """Returns a predicted value as JSON has it."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _find_classes(batch: Batch, answer: Answer, classes: Sequence[str]) -> list[Line]:
     output = answer.output.astype(np.float64)
     if output.ndim == 3:  # a position for each token: the last one predicts what comes next
         ends = np.array(batch.lengths or [output.shape[1]] * len(output)) - 1
@@ -91,15 +147,21 @@ def _show(batch: Batch, answer: Answer, classes: Sequence[str], as_json: bool) -
         raise FedhenError(f"the model gives outputs of shape {output.shape[1:]}, which are no classes")
     shares = np.exp(output - output.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
-    width = max(len(name) for name in batch.names)
+    found = []
     for name, row, exit in zip(batch.names, shares, answer.exits, strict=True):
         best = int(row.argmax())
-        label = classes[best] if best < len(classes) else str(best)
-        if as_json:
-            line = {"input": name, "class": label, "probability": round(float(row[best]), 6), "exit": exit}
-            print(json.dumps(line, ensure_ascii=False))
-        else:
-            print(f"{name:{width}}  {label!r:14} {100 * row[best]:5.1f} %  {exit}")
-    if not as_json and len(batch.names) > 1:
-        taken = Counter(answer.exits)
-        print("exits: " + ", ".join(f"{exit} {100 * n / len(batch.names):.0f} %" for exit, n in taken.items()))
+        found.append(Line(name, "class", classes[best] if best < len(classes) else str(best), float(row[best]), exit))
+    return found
+
+
+def _show(lines: Sequence[Line], as_json: bool) -> None:
+    if as_json:
+        for line in lines:
+            print(json.dumps(line.to_dict(), ensure_ascii=False))
+        return
+    width = max(len(line.name) for line in lines)
+    for line in lines:
+        print(f"{line.name:{width}}  {line.describe()}")
+    if len(lines) > 1:
+        taken = Counter(line.exit for line in lines)
+        print("exits: " + ", ".join(f"{exit} {100 * n / len(lines):.0f} %" for exit, n in taken.items()))

@@ -88,6 +88,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 OWN_SCORES_ONLY = tuple(name for name, changes in SETTINGS.items() if changes is _OWN_ONLY)
 """The values of `personal.name` with which the server has no whole model to score."""
 
+TRAINING_OTHERWISE = ("fedrep", "fedbabu", "ditto", "perfedavg", "proto")
+"""The values of `personal.name` with which a round is not `training.epochs` of the usual steps."""
+
 
 def check_personal(config: Config) -> None:
     """Raises a ConfigError if settings do not fit how models become personal."""

@@ -93,7 +93,7 @@ def standardise_columns(data: FederatedData) -> FederatedData:
     assert data.about is not None
     if not data.about.inputs[0].columns:
         raise DataError("standardise is for columns of numbers, and some have arrays in their rows: leave it out")
-    x = data.x.double()  # type: ignore[union-attr]
+    x = data.x.double()
     mean, std = x.mean(0), x.std(0, unbiased=False)
     std[std < SMALL * mean.abs().clamp(min=1.0)] = 1.0
     return replace(data, normalisation=Normalisation(tuple(mean.tolist()), tuple(std.tolist())))

@@ -13,6 +13,7 @@ from fedhen.deploy.manifest import LARGEST_SIDE, InputRecord
 from fedhen.errors import DataError, one_line
 
 IMAGES = (".png", ".jpg", ".jpeg")
+TABLES = (".csv", ".parquet")
 MODES = {1: "L", 3: "RGB"}
 """Channels -> Pillow's mode."""
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,6 +27,25 @@ class Batch:
     names: list[str]
     lengths: list[int] | None = None
     """Of texts: the characters that a row begins with."""
+
+
+def list_given(given: Sequence[str], records: Sequence[InputRecord], is_text: bool) -> tuple[Any, list[str]]:
+    """Returns what the command line names as Python takes it, and a name for each example, if that is known yet."""
+    paths = [Path(each) for each in given]
+    if len(paths) == 1 and paths[0].suffix in (".npy", ".npz"):
+        batch = _read_arrays(paths[0], records)
+        return batch.arrays if len(records) > 1 else next(iter(batch.arrays.values())), []
+    if len(paths) == 1 and paths[0].suffix in TABLES:
+        return paths[0], []
+    if is_text:
+        return [_read_text(each) for each in given], [repr(_read_text(each)[-20:]) for each in given]
+    files = [file for path in paths for file in (_list_images(path) if path.is_dir() else [path])]
+    return files, [str(file) for file in files]
+
+
+def _read_text(given: str) -> str:
+    path = Path(given)
+    return path.read_text(encoding="utf-8") if path.suffix == ".txt" and path.is_file() else given
 
 
 def read_batch(given: Sequence[str], records: Sequence[InputRecord], classes: Sequence[str]) -> Batch:
@@ -92,8 +112,7 @@ def _read_texts(given: Sequence[str], record: InputRecord, classes: Sequence[str
     codes, context = {name: place for place, name in enumerate(classes)}, record.shape[0]
     rows, lengths = [], []
     for each in given:
-        path = Path(each)
-        text = path.read_text(encoding="utf-8") if path.suffix == ".txt" and path.is_file() else each
+        text = _read_text(each)
         if unknown := next((c for c in text if c not in codes), ""):
             raise DataError(f"the model does not know the character {unknown!r}: it was not in the training text")
         if not text:

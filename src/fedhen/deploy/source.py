@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedhen import seeds
 from fedhen.data.inputs import Inputs, count_examples, list_tensors, map_tensors, take
-from fedhen.data.spec import Normalisation
+from fedhen.data.spec import DataSpec, Normalisation
 from fedhen.deploy.manifest import InputRecord
 from fedhen.errors import FedhenError
 from fedhen.tasks import Task
@@ -55,6 +55,8 @@ class Source:
     """`mean` and `std` of `prepare`, for the manifest."""
     classes: Sequence[str] = ()
     """Names of the classes, or the words of a vocabulary."""
+    spec: DataSpec | None = None
+    """What raw inputs are; None if the run did not record it."""
     run: Mapping[str, Any] = field(default_factory=dict)
     """What identifies the run: recipe, method, seed, rounds, whose models."""
 

@@ -20,7 +20,7 @@ from fedhen.algorithm.failures import describe_device_error
 from fedhen.algorithm.local_training import LocalProblem, freeze, learning_rate, train_locally
 from fedhen.algorithm.local_variants import NO_CORRECTION, Correction, LocalContext
 from fedhen.algorithm.optimizers import Optimizer, Sgd, make_optimizer
-from fedhen.algorithm.personal import ALL, PART, REST, Phase
+from fedhen.algorithm.personal import PART, Phase, find_frozen
 from fedhen.algorithm.rounds import Sent
 from fedhen.algorithm.updates import Failure, Reply, Update
 from fedhen.data.batches import Visits, make_batch, plan_visits
@@ -129,11 +129,12 @@ class SequentialDevices:
         configured one, without state, unless one is given.
         """
         config, done = self.population.config, list[tuple[Phase, float, int]]()
+        part = self.population.parts[self.population.tier_of[occasion.device]]
         # Random choices of the model, such as dropout, have an address too.
         random = self.population.streams_of(occasion.round, occasion.device).randomness("model", *occasion.purpose)
         with torch_threads(threads_per_worker(config.runtime)), random, fast_convolutions(module):
             for number, phase in enumerate(phases):
-                frozen = self.find_frozen(phase, occasion.device, module)
+                frozen = find_frozen(phase.trains, module, part)
                 if frozen.issuperset(name for name, p in module.named_parameters() if p.requires_grad):
                     continue
                 each = correction if pulled_to is None else pull_to(pulled_to, phase.pull)
@@ -168,12 +169,6 @@ class SequentialDevices:
             return make_optimizer(problem.training, problem.lr, problem.correction.decay)
         optimizer.lr = problem.lr
         return optimizer
-
-    def find_frozen(self, phase: Phase, device: int, module: nn.Module) -> frozenset[str]:
-        """Returns the weights that a phase does not train."""
-        part = self.population.parts[self.population.tier_of[device]]
-        every = frozenset(name for name, _ in module.named_parameters())
-        return {ALL: frozenset[str](), PART: every - part, REST: part}[phase.trains]
 
     def make_update(
         self, round_number: int, device: int, result: LocalResult, context: LocalContext, sent: Sent

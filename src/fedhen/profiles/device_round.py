@@ -61,10 +61,28 @@ class DeviceRound:
         )
 
 
-def count_visits(examples: int, *, epochs: int, batch_size: int, max_steps: int = 0, drop_last: bool = False) -> int:
-    """Returns how many examples a device with this number of them trains on in a round, counted in every epoch."""
+def count_visits(
+    examples: int,
+    *,
+    epochs: int,
+    batch_size: int,
+    max_steps: int = 0,
+    drop_last: bool = False,
+    together: int = 1,
+) -> int:
+    """Returns how many examples a device with this number of them trains on in a round, counted in every epoch.
+
+    A step takes `together` batches, of which there are `max_steps` at most, if it is not 0.
+    """
     whole, rest = divmod(examples, batch_size)
     per_epoch = examples - rest if drop_last and whole else examples
+    if together > 1:
+        sizes = [min(batch_size, per_epoch - begin) for begin in range(0, per_epoch, batch_size)] * epochs
+        sizes = sizes[:max_steps] if max_steps else sizes
+        if len(sizes) < together:
+            # A first step without enough batches takes some twice.
+            return sum(sizes[place % len(sizes)] for place in range(together)) if sizes else 0
+        return sum(sizes[: len(sizes) - len(sizes) % together])
     steps = -(-per_epoch // batch_size)
     if not max_steps or max_steps >= steps * epochs:
         return per_epoch * epochs

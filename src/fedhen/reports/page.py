@@ -49,7 +49,7 @@ def make_page(
 ) -> str:
     """Renders the report of a comparison; a table is followed by the chart that belongs to it."""
     drawings = {chart.measure.table: draw_chart(chart) for chart in charts}
-    spreads = {
+    spreads: dict[str, Distribution | Turnout | EarlyExits] = {
         **({"own-data": Distribution(comparison)} if has_own_values(comparison) else {}),
         **({"participation": Turnout(comparison, priced)} if priced else {}),
         **({"exits": exits} if (exits := EarlyExits(comparison)) else {}),

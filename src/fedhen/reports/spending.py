@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from fedhen.config.personal_settings import TRAINING_OTHERWISE
 from fedhen.config.settings import Config
 from fedhen.errors import CheckpointError, FedhenError, one_line
 from fedhen.profiles.device_round import DeviceRound, Parts
@@ -172,7 +173,13 @@ def find_workload(run: Run, say: Callable[[str], None]) -> Workload:
     """Returns the workload that a run recorded, or measures it again with torch."""
     summary = run.summary
     if summary is not None and (summary.examples or summary.tier_examples):
-        recorded = Workload(summary.operations, summary.training_operations, summary.examples, summary.tier_examples)
+        recorded = Workload(
+            summary.operations,
+            summary.training_operations,
+            summary.examples,
+            summary.tier_examples,
+            summary.phases,
+        )
         if is_whole(run, recorded):
             return recorded
     if summary is not None and summary.privacy is not None:
@@ -197,7 +204,11 @@ def find_workload(run: Run, say: Callable[[str], None]) -> Workload:
 
 def is_whole(run: Run, workload: Workload) -> bool:
     """Returns whether a workload says enough about a run."""
-    number = count_devices(run)
-    return set(run.tiers) <= set(workload.training_operations) and (
-        len(workload.examples) == number or set(run.tiers) <= set(workload.tier_examples)
+    number, tiers = count_devices(run), set(run.tiers)
+    # Runs from before there were phases did not record these.
+    if run.settings.personal.name in TRAINING_OTHERWISE and not workload.phases:
+        return False
+    counted = [workload.training_operations, *(phase.operations for phase in workload.phases)]
+    return all(tiers <= set(operations) for operations in counted) and (
+        len(workload.examples) == number or tiers <= set(workload.tier_examples)
     )

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from fedhen.fileio.untrusted import MOST, check_int, check_mapping, check_number, check_text
+from fedhen.profiles.workload import TrainingPhase
 
 Positive = Annotated[int, 1, MOST]
 Count = Annotated[int, 0, MOST]
@@ -177,6 +178,8 @@ class Summary:
     """The number of training examples of each device; empty in bounded and private runs, and in older ones."""
     tier_examples: dict[str, Count] = field(default_factory=dict)
     """Tier -> their sum, in bounded runs."""
+    phases: list[TrainingPhase] = field(default_factory=list)
+    """What a device does in a round; empty if it is `training.epochs` with `training_operations`."""
     rounds: int = 0
     """The rounds that were played."""
     privacy: Promise | None = None

@@ -56,7 +56,7 @@ def test_rows_held_out_by_the_seed_have_the_checksum_of_their_table(tmp_path: Pa
     one, two = (load_data(config, tmp_path, seed) for seed in (0, 1))
     assert one.x_test.tolist() != two.x_test.tolist()
     assert name_data_set(one) == name_data_set(two)
-    path.write_text("\n".join([*lines[:-1], "77,u0,1"]) + "\n", encoding="utf-8")
+    path.write_text("\n".join([*lines[:-1], "17,u0,1"]) + "\n", encoding="utf-8")
     assert of(config) != name_data_set(one)
 
 

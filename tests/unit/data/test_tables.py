@@ -304,7 +304,7 @@ def test_decimals_keep_what_is_behind_the_point_and_owners_have_one_order() -> N
 
 def test_columns_are_standardised_over_the_training_rows() -> None:
     """By numpy, over the rows whose split is train; the column that never changes is only shifted."""
-    rows = {
+    rows: dict[str, list[Any]] = {
         **{"age": [20, 40, 60, 1000], "height": [1.5, 1.7, 2.1, 9.0], "always": [7, 7, 7, 8], "ill": [0, 1, 0, 1]},
         "split": ["train", "train", "train", "test"],
     }
@@ -314,7 +314,9 @@ def test_columns_are_standardised_over_the_training_rows() -> None:
     assert data.normalisation.mean == pytest.approx([*train.mean(0), 7])
     assert data.normalisation.std == pytest.approx([*train.std(0), 1])
     assert data.x.tolist()[0] == pytest.approx([20, 1.5, 7]), "the rows themselves stay raw"
-    (given,) = data.describe().inputs
+    about = data.describe()
+    assert about is not None
+    (given,) = about.inputs
     fed = given.feed(data.x, torch.float32).numpy()
     assert fed[:, :2] == pytest.approx((train - train.mean(0)) / train.std(0), abs=1e-6) and not fed[:, 2].any()
 

@@ -8,15 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 import pytest
+import torch
 
 from fedhen import seeds
+from fedhen.algorithm.local_training import group_batches
+from fedhen.config.settings import Config
 from fedhen.data.batches import plan_visits
 from fedhen.errors import FedhenError
 from fedhen.profiles.device_round import DeviceRound, Parts, count_visits
 from fedhen.profiles.profile import Calibration, Profile, draw_jitter
 from fedhen.profiles.quantity import Quantity
 from fedhen.profiles.reading import list_shipped, parse_measured, read_profile, take_measured
+from fedhen.profiles.workload import TrainingPhase, Workload
 from fedhen.profiles.writing import write_profile
 from fedhen.seeds import DeviceStreams
 
@@ -238,11 +243,28 @@ def test_jitter_has_mean_one_and_an_address() -> None:
 @pytest.mark.parametrize("max_steps", [0, 1, 4, 7, 100])
 @pytest.mark.parametrize("drops", [False, True])
 def test_visits_are_those_that_are_planned(examples: int, epochs: int, max_steps: int, drops: bool) -> None:
-    import numpy as np
-
     planned = plan_visits(np.arange(examples), epochs, 5, drops, DeviceStreams(0, (1, 0)), max_steps)
     counted = count_visits(examples, epochs=epochs, batch_size=5, max_steps=max_steps, drop_last=drops)
     assert counted == len(planned.examples)
+
+
+@pytest.mark.parametrize("examples", [1, 5, 12, 23])
+@pytest.mark.parametrize("together", [2, 3])
+@pytest.mark.parametrize("max_steps", [0, 2, 7])
+def test_steps_of_several_batches_visit_what_is_grouped(examples: int, together: int, max_steps: int) -> None:
+    planned = plan_visits(np.arange(examples), 2, 5, False, DeviceStreams(0, (1, 0)), max_steps)
+    batches = [(torch.zeros(part.stop - part.start), torch.zeros(1)) for part in planned.batches()]
+    grouped = sum(len(inputs) for group in group_batches(batches, together) for inputs, _ in group)
+    counted = count_visits(examples, epochs=2, batch_size=5, max_steps=max_steps, together=together)
+    assert counted == grouped
+
+
+def test_phases_of_a_round_add_up() -> None:
+    """12 examples in batches of 5: two epochs visit 24; of three batches one step takes two, 10 examples."""
+    phases = [TrainingPhase({"simple": 10}, 2), TrainingPhase({"simple": 30}, 1, max_steps=3, batches=2)]
+    steps = replace(Config().training, epochs=9, batch_size=5)
+    assert Workload(examples=[12], phases=phases).count_round(["simple"], steps) == [24 * 10 + 10 * 30]
+    assert Workload({}, {"simple": 7}, [12]).count_round(["simple"], steps) == [9 * 12 * 7]
 
 
 @pytest.mark.process

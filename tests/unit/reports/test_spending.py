@@ -161,7 +161,7 @@ def test_the_report_has_hours_joules_and_shares(profile: Profile, tmp_path: Path
     ):
         assert expected in lines, report.text
     page = report.paths[0].read_text()
-    assert page.count("<figure>") == 4 and 'id="spending"' in page
+    assert page.count("<figure>") == 5 and 'id="spending"' in page
     names = {path.name for path in report.paths}
     assert {"curves-hours.png", "curves-joules.svg"} <= names
 

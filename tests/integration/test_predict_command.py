@@ -1,0 +1,103 @@
+"""`fedhen predict` with a run: tables by their columns, numbers with their unit, pixels as Python takes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedhen
+from fedhen.cli import main
+from fedhen.data.digits import load_digits
+from support.cli import refused
+from support.predictions import command, family
+from support.tiny import TINY_OPTIONS
+
+FEW = ("--set", "devices.number=4", "--set", "devices.active=2")
+PARTS = """
+import fedhen
+from support.predictions import family
+
+FAMILY = family(2, {outputs})
+
+
+def data():
+    return fedhen.FederatedData.from_table({path!r}, target={target!r}, unit={unit!r}, standardise=True)
+"""
+
+
+def write_parts(tmp_path: Path, target: str, outputs: int, unit: str = "") -> tuple[list[str], np.ndarray]:
+    """Writes a table of people and the parts of a run. Returns the options that name them, and the inputs."""
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.integers(20, 80, 60), rng.normal(70, 9, 60).round(2)], 1)
+    rows = [f"{age:g},{weight:g},{('no', 'yes', 'maybe')[k % 3]},{age * 2:g}" for k, (age, weight) in enumerate(x)]
+    path = tmp_path / "people.csv"
+    path.write_text("\n".join(["age,weight,ill,dose", *rows]) + "\n")
+    text = PARTS.format(outputs=outputs, path=str(path), target=target, unit=unit)
+    (tmp_path / "parts.py").write_text(text.replace("target=", "inputs=['age', 'weight'], target="))
+    return ["--family", f"{tmp_path / 'parts.py'}:FAMILY", "--data", f"{tmp_path / 'parts.py'}:data"], x
+
+
+def standardise(x: np.ndarray, run: Path) -> torch.Tensor:
+    """Computed here, over the rows that the run trained on."""
+    data = fedhen.FederatedData.from_table(
+        run.parent / "people.csv", target="ill", inputs=["age", "weight"], standardise=True
+    )
+    train = data.x.double().numpy()
+    return torch.from_numpy((x - train.mean(0)) / train.std(0)).float()
+
+
+def test_a_table_by_the_names_of_its_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts, x = write_parts(tmp_path, "ill", 3)
+    run = tmp_path / "run"
+    command("run", *parts, "--run-dir", str(run), "--rounds", "1", *FEW)
+    capsys.readouterr()
+    turned = tmp_path / "new.csv"
+    turned.write_text("\n".join(["weight,name,age", *(f"{weight:g},x,{age:g}" for age, weight in x[:7])]) + "\n")
+    assert main(["predict", str(run), str(turned), "--json", "--tier", "complex", *parts]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    model = fedhen.load(run, "complex", family=family(2, 3))
+    with torch.no_grad():
+        logits = model(standardise(x[:7], run))[-1]
+    assert [line["class"] for line in lines] == [("maybe", "no", "yes")[k] for k in logits.argmax(1)]
+    assert [line["probability"] for line in lines] == pytest.approx(logits.softmax(1).amax(1).tolist(), abs=2e-6)
+    assert [line["input"] for line in lines] == [f"new.csv[{k}]" for k in range(7)]
+    turned.write_text("age\n3\n")
+    assert "column 'weight' is missing: the model needs age, weight" in refused(
+        capsys, "predict", str(run), str(turned), *parts
+    )
+
+
+def test_a_number_has_its_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts, x = write_parts(tmp_path, "dose", 1, "mg")
+    run = tmp_path / "run"
+    command("run", *parts, "--task", "regression", "--run-dir", str(run), "--rounds", "1", *FEW)
+    capsys.readouterr()
+    np.save(tmp_path / "x.npy", x[:2])
+    assert main(["predict", str(run), str(tmp_path / "x.npy"), "--tier", "simple", *parts]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    with torch.no_grad():
+        expected = fedhen.load(run, "simple", family=family(2, 1))(standardise(x[:2], run))[-1][:, 0].tolist()
+    assert shown[:2] == [f"x.npy[{k}]  {value:.6g} mg  simple" for k, value in enumerate(expected)]
+    assert main(["predict", str(run), str(tmp_path / "x.npy"), "--json", *parts]) == 0
+    line = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert set(line) == {"input", "value", "exit"}
+
+
+def test_pixels_are_read_as_python_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    command("run", "digits", "--rounds", "1", "--out", str(run), *TINY_OPTIONS)
+    pixels, found = load_digits().x_test.numpy()[:3], []
+    for k, given in enumerate((pixels, pixels[:, 0], pixels.transpose(0, 2, 3, 1))):
+        np.save(tmp_path / f"{k}.npy", given)
+        capsys.readouterr()
+        assert main(["predict", str(run), str(tmp_path / f"{k}.npy"), "--json"]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        found.append([(line["class"], line["probability"], line["exit"]) for line in lines])
+    assert found[0] == found[1] == found[2] and len(found[0]) == 3
+    np.save(tmp_path / "bright.npy", pixels * 15)
+    wrong = refused(capsys, "predict", str(run), str(tmp_path / "bright.npy"))
+    assert "the model's are from 0 to 16" in wrong
