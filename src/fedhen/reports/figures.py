@@ -76,6 +76,8 @@ def _draw(panel: Axes, plot: Plot) -> list[Line2D]:
         panel.text(0.5, 0.5, plot.excuse, transform=panel.transAxes, ha="center", color="0.4")
     else:
         panel.set_xlim(left=0)
+        if plot.y_limits:
+            panel.set_ylim(plot.y_limits)
     if plot.whole:
         tick_whole_numbers(panel)
     _draw_levels(panel, plot.levels)

@@ -56,7 +56,8 @@ def make_cost_table(comparison: Comparison, targets: Mapping[str, TierTargets], 
         columns=(capitalise(comparison.metric.title), *map(comparison.heading, comparison.methods), *gains),
         groups=tuple(groups),
         meaning=_cost_meaning(comparison, measure),
-        notes=tuple(_cost_notes(comparison, targets, groups)),
+        # The first table says how all targets were chosen.
+        notes=(*(_target_notes(comparison, targets) if measure is ROUNDS else ()), *_cost_notes(comparison, groups)),
         strong=GAIN,
     )
 
@@ -85,14 +86,18 @@ def _cost_meaning(comparison: Comparison, measure: Measure) -> str:
     )
 
 
-def _cost_notes(comparison: Comparison, targets: Mapping[str, TierTargets], groups: Sequence[Group]) -> list[str]:
-    cells = [text for group in groups for row in group.rows for text in row[1:]]
+def _target_notes(comparison: Comparison, targets: Mapping[str, TierTargets]) -> list[str]:
     notes = []
     if any(targets[tier].auto and targets[tier].values for tier in comparison.tiers):
         auto = [tier for tier in comparison.tiers if targets[tier].auto]
         whose = "the paper’s rule" if comparison.metric == ACCURACY else "rule"
         notes.append(f"Targets for {', '.join(auto)} by {whose}: {describe_auto_rule(comparison.metric)}.")
-    notes += note_interval(comparison.runs)
+    return [*notes, *note_interval(comparison.runs)]
+
+
+def _cost_notes(comparison: Comparison, groups: Sequence[Group]) -> list[str]:
+    cells = [text for group in groups for row in group.rows for text in row[1:]]
+    notes = []
     if comparison.several_seeds:
         notes.append(SEEDS_TO_TARGET)
     if any(text.startswith(">") for text in cells):
