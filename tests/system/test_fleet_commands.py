@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ import psutil
 import pytest
 
 from fedhen.cli import main
+from fedhen.cli.fleet import create_run, restore_settings
 from fedhen.config import toml
 from fedhen.config.recipes import load_recipe
 from fedhen.errors import FedhenError
 from fedhen.fileio import untrusted
 from fedhen.fleet import follow
+from fedhen.fleet.board import Board, BoardWriter
 from fedhen.fleet.processes import Processes, find_marked, free_port, kill_marked
 from fedhen.fleet.project import FleetProject, run_line
 from fedhen.fleet.superlink import SuperLinkClient
@@ -126,6 +129,35 @@ def test_refused_in_one_line_before_anything_is_written(
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_resumed_run_keeps_its_settings_but_for_those_of_the_fleet(tmp_path: Path) -> None:
+    begun = toml.apply_settings(
+        load_recipe("digits"), ["fleet.deadline_seconds=77", "fleet.answers=2", "training.lr=0.03"]
+    )
+    (tmp_path / "config.toml").write_text(toml.to_toml(begun))
+    assert restore_settings(tmp_path, None, []) == begun
+    changed = restore_settings(tmp_path, begun.rounds + 5, ["fleet.deadline_seconds=5"])
+    assert changed == replace(begun, rounds=begun.rounds + 5, fleet=replace(begun.fleet, deadline_seconds=5.0))
+    with pytest.raises(
+        FedhenError, match=r"--set training\.lr=1: a resumed run keeps its settings, except those of fleet"
+    ):
+        restore_settings(tmp_path, None, ["fleet.answers=1", "training.lr=1"])
+
+
+def test_a_folder_is_taken_again_if_its_run_was_killed_before_it_began(tmp_path: Path) -> None:
+    config, folder = load_recipe("digits"), tmp_path / "run"
+    (folder / "private").mkdir(parents=True)
+    BoardWriter(folder).show(Board(needed=3))
+    with pytest.raises(FedhenError, match="is not empty"):
+        create_run(folder, config)  # another start is waiting for nodes there
+    values = json.loads((folder / "nodes.json").read_text())
+    (folder / "nodes.json").write_text(json.dumps({**values, "at": values["at"] - 60}))
+    (folder / "fleet.json").write_text("{}")
+    assert create_run(folder, config) == folder
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(FedhenError, match="is not empty"):
+        create_run(folder, config)
 
 
 def test_a_run_is_not_replaced_and_force_is_not_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from dataclasses import replace
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,12 @@ from fedhen.cli.options import (
 from fedhen.cli.training import METHODS_HELP, describe_result, name_run, read_planned_config
 from fedhen.config.data_settings import OWN
 from fedhen.config.settings import Config
-from fedhen.config.toml import read_toml
+from fedhen.config.toml import apply_settings, read_toml
 from fedhen.errors import ConfigError, FedhenError, FleetError
+from fedhen.fileio.locks import LOCK
 from fedhen.interrupts import RunStopped, stop_on_first_signal
 from fedhen.runs.folders import Words, create_fresh_folder, create_run_folders
-from fedhen.runs.layout import CONFIG, RUNS, SUMMARY
+from fedhen.runs.layout import CONFIG, FLEET, PRIVATE, RUNS, SUMMARY
 from fedhen.runs.records import ACCURACY, MetricInfo
 from fedhen.tracking.console import make_display
 from fedhen.tracking.observers import RunInfo
@@ -35,6 +37,8 @@ from fedhen.tracking.observers import RunInfo
 if TYPE_CHECKING:
     from fedhen.fleet.superlink import SuperLinkClient
 
+STARTING_SECONDS = 10.0
+"""A start that has shown no sign of life for this long was killed."""
 EXAMPLES = """\
 examples:
   fedhen fleet up                        start a SuperLink, four nodes and a run on this machine, then stop everything
@@ -139,10 +143,11 @@ def run_command(options: argparse.Namespace) -> int:
     if options.resume is not None and options.run_dir is not None:
         raise ConfigError("--resume continues in the run's folder: leave out --run-dir")
     project = open_project(options.folder.resolve())
-    config = apply_options(read_toml(project.path / SETTINGS), options)
     superlink = SuperLinkClient(project, Processes(project.path / "logs"))
     if options.resume is not None:
-        config = restore_settings(config, options.resume, options.rounds)
+        config = restore_settings(options.resume, options.rounds, options.settings)
+    else:
+        config = apply_options(read_toml(project.path / SETTINGS), options)
     superlink.wait(0.0)
     run = options.resume or create_run(options.run_dir, config)
     follow_run(superlink, config, run, options)
@@ -188,9 +193,12 @@ def stop_run(superlink: SuperLinkClient, number: str) -> str:
     return "stopped"
 
 
-def restore_settings(config: Config, run: Path, rounds: int | None) -> Config:
-    """Returns a run's configuration, with the given rounds and the [fleet] section of `config`."""
-    return replace(read_planned_config(run, rounds), fleet=config.fleet)
+def restore_settings(run: Path, rounds: int | None, changes: Sequence[str]) -> Config:
+    """Returns a run's configuration with the given rounds, and with changes, which may be of [fleet] alone."""
+    config = read_planned_config(run, rounds)
+    if other := [each for each in changes if not each.startswith("fleet.")]:
+        raise ConfigError(f"--set {other[0]}: a resumed run keeps its settings, except those of fleet; leave it out")
+    return apply_settings(config, changes)
 
 
 def up_command(options: argparse.Namespace) -> int:
@@ -230,8 +238,21 @@ def create_run(run_dir: Path | None, config: Config) -> Path:
     name = f"{name_run(config)}-fleet"
     if run_dir is None:
         return create_fresh_folder(RUNS, name)
+    if was_not_begun(run_dir):
+        return run_dir
     # These commands have no --overwrite.
     return create_run_folders(run_dir, [""], words=Words("--run-dir"))[0]
+
+
+def was_not_begun(run_dir: Path) -> bool:
+    """Returns whether a folder has only what a start leaves that was stopped while it waited for nodes."""
+    from fedhen.fleet.board import BOARD, read_board
+
+    names = {path.name for path in run_dir.iterdir()} if run_dir.is_dir() else set()
+    left = {BOARD, FLEET, LOCK, PRIVATE}
+    board = read_board(run_dir)
+    # A server that waits writes it every few seconds.
+    return BOARD in names <= left and (board is None or time.time() - board.at > STARTING_SECONDS)
 
 
 def print_message(message: str) -> None:
