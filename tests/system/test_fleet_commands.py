@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from flwr.proto.control_pb2 import ListRunsRequest, ListRunsResponse
+from flwr.proto.run_pb2 import Run, RunStatus
 
 from fedhen.cli import main
 from fedhen.cli.fleet import create_run, restore_settings
@@ -250,10 +253,37 @@ def test_rounds_are_followed_if_their_timings_have_a_gap(tmp_path: Path) -> None
 
 FLWR = """\
 #!/bin/sh
-cd {0}
-if [ "$1" = ls ]; then cat more >> rounds.jsonl; cat more >> timing.jsonl; cat status; else cat log; fi
+cat {0}/log
 """
-"""A replacement of Flower's program: prints a run's status or log. Rounds are recorded while it is queried."""
+"""A replacement of Flower's program: prints a run's log."""
+
+
+@contextmanager
+def answer_status(status: str, asked: Callable[[], None]) -> Iterator[str]:
+    """Answers as a SuperLink that is asked for the state of a run. Yields its address."""
+
+    class Control(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = ListRunsRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
+            asked()
+            state = RunStatus(status="finished", sub_status=status)
+            found = {request.run_id: Run(run_id=request.run_id, status=state)}
+            body = ListRunsResponse(run_dict=found).SerializeToString() if self.path.endswith("/list-runs") else b""
+            self.send_response(200)
+            self.send_header("content-type", "application/x-protobuf")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Control) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -270,22 +300,27 @@ if [ "$1" = ls ]; then cat more >> rounds.jsonl; cat more >> timing.jsonl; cat s
 def test_flower_is_asked_how_a_run_ends(
     status: str, log: str, more: str, end: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the server is on another machine, this is the only source."""
+    """If the server is on another machine, this is the only source. Rounds are recorded while it is asked."""
     monkeypatch.setattr(follow, "STATUS_POLL_SECONDS", 0.0)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "flwr").write_text(FLWR.format(tmp_path))
     (tmp_path / "flwr").chmod(0o755)
-    (tmp_path / "status").write_text(json.dumps({"success": True, "runs": [{"status": f"finished:{status}"}]}))
-    for name, text in (("log", log), ("more", more), (ROUNDS, '{"round": 1}\n'), (TIMING, '{"round": 1}\n')):
+    for name, text in (("log", log), (ROUNDS, '{"round": 1}\n'), (TIMING, '{"round": 1}\n')):
         (tmp_path / name).write_text(text)
-    superlink = SuperLinkClient(FleetProject(tmp_path, "127.0.0.1:1", secure=False), Processes(tmp_path / "logs"))
-    rounds = follow.follow(superlink, "1", tmp_path, after=1, planned=9, resume_command="LINE")
-    if end is None:
-        assert [record for record, _ in rounds] == [json.loads(line) for line in more.splitlines()]
-    else:
-        with pytest.raises(FedhenError) as told:
-            list(rounds)
-        assert str(told.value) == f"the run {end}"
+
+    def add_rounds() -> None:
+        for name in (ROUNDS, TIMING):
+            (tmp_path / name).write_text('{"round": 1}\n' + more)
+
+    with answer_status(status, add_rounds) as address:
+        superlink = SuperLinkClient(FleetProject(tmp_path, address, secure=False), Processes(tmp_path / "logs"))
+        rounds = follow.follow(superlink, "1", tmp_path, after=1, planned=9, resume_command="LINE")
+        if end is None:
+            assert [record for record, _ in rounds] == [json.loads(line) for line in more.splitlines()]
+        else:
+            with pytest.raises(FedhenError) as told:
+                list(rounds)
+            assert str(told.value) == f"the run {end}"
     nothing = follow.explain_end(f"finished:{status}", tmp_path / "none", "", "LINE")
     assert nothing == f"the run has ended ({status})", "before its first round there is nothing to resume"
 
