@@ -50,6 +50,7 @@ def standardise(x: np.ndarray, run: Path) -> torch.Tensor:
     return torch.from_numpy((x - train.mean(0)) / train.std(0)).float()
 
 
+@pytest.mark.slow
 def test_a_table_by_the_names_of_its_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts, x = write_parts(tmp_path, "ill", 3)
     run = tmp_path / "run"
@@ -65,12 +66,33 @@ def test_a_table_by_the_names_of_its_columns(tmp_path: Path, capsys: pytest.Capt
     assert [line["class"] for line in lines] == [("maybe", "no", "yes")[k] for k in logits.argmax(1)]
     assert [line["probability"] for line in lines] == pytest.approx(logits.softmax(1).amax(1).tolist(), abs=2e-6)
     assert [line["input"] for line in lines] == [f"new.csv[{k}]" for k in range(7)]
+    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    exported = tmp_path / "export"
+    assert main(["export", str(run), "--out", str(exported), *parts]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(exported), str(turned), "--json", "--tier", "complex"]) == 0
+    same = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["class"] for line in same] == [line["class"] for line in lines]
+    assert [line["probability"] for line in same] == pytest.approx([line["probability"] for line in lines], abs=1e-4)
+    assert "a row has, in order: age, weight" in (exported / "README.md").read_text()
+    for text, says in (
+        ("age\n3\n", "column 'weight' is missing: the model needs age, weight"),
+        ("age,weight\n3,\n", "column 'weight' has '' in row 1: write a number"),
+        ("age,weight\n3,4\n5\n", "column 'weight' has '' in row 2: write a number"),
+        ("age,weight\n3,heavy\n", "column 'weight' has 'heavy' in row 1: write a number"),
+        ("age,weight\n3,inf\n", "holds NaN or infinity"),
+        ("age,weight\n", "has no rows"),
+        ("", "has no rows"),
+    ):
+        turned.write_text(text)
+        assert says in refused(capsys, "predict", str(exported), str(turned))
     turned.write_text("age\n3\n")
     assert "column 'weight' is missing: the model needs age, weight" in refused(
         capsys, "predict", str(run), str(turned), *parts
     )
 
 
+@pytest.mark.slow
 def test_a_number_has_its_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts, x = write_parts(tmp_path, "dose", 1, "mg")
     run = tmp_path / "run"
@@ -85,6 +107,15 @@ def test_a_number_has_its_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["predict", str(run), str(tmp_path / "x.npy"), "--json", *parts]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[0])
     assert set(line) == {"input", "value", "exit"}
+    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    exported = tmp_path / "export"
+    assert main(["export", str(run), "--out", str(exported), *parts]) == 0
+    capsys.readouterr()
+    np.save(tmp_path / "x.npy", x[:2].astype(np.float32))
+    assert main(["predict", str(exported), str(tmp_path / "x.npy"), "--tier", "simple"]) == 0
+    same = capsys.readouterr().out.splitlines()
+    assert [line.split()[2:] for line in same[:2]] == [["mg", "simple"], ["mg", "simple"]]
+    assert [float(line.split()[1]) for line in same[:2]] == pytest.approx(expected, rel=1e-4)
 
 
 def test_pixels_are_read_as_python_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from fedhen.cli.options import add_data_dir
 from fedhen.cli.user_files import add_own_parts_again, check_again, load_own_parts
 from fedhen.config import toml
-from fedhen.deploy.manifest import MANIFEST, read_threshold
+from fedhen.deploy.manifest import MANIFEST, Manifest, read_threshold
 from fedhen.deploy.reading import Batch, list_given, read_batch
 from fedhen.deploy.runtime import Answer, check_inputs, open_export
 from fedhen.errors import ConfigError, FedhenError
@@ -99,11 +99,11 @@ class Line:
 def _predict_with_export(options: argparse.Namespace, threshold: float | None) -> list[Line]:
     export = open_export(options.folder)
     classes, task = export.manifest.classes, export.manifest.task
-    batch = read_batch(options.inputs, export.manifest.files[0].inputs, classes)
+    batch = read_batch(options.inputs, export.manifest.files[0].inputs, classes, export.manifest.columns)
+    if task not in (*CLASSES, "regression"):
+        raise FedhenError(f"exports show classes and numbers, and the task is {task!r}: predict with the run")
     answer = export.predict(batch.arrays, options.tier, threshold, options.int8)
-    if task not in CLASSES:
-        raise FedhenError(f"exports show classes, and the task is {task!r}: predict with the run, or with Python")
-    return _find_classes(batch, answer, classes)
+    return _find_classes(batch, answer, classes) if task in CLASSES else _find_numbers(batch, answer, export.manifest)
 
 
 def _predict_with_run(options: argparse.Namespace, threshold: float | None) -> list[Line]:
@@ -136,6 +136,14 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return list(value) if isinstance(value, tuple) else value
+
+
+def _find_numbers(batch: Batch, answer: Answer, manifest: Manifest) -> list[Line]:
+    numbers = answer.output.reshape(len(batch.names), -1).tolist()
+    return [
+        Line(name, "value", row[0] if len(row) == 1 else row, None, exit, manifest.unit)
+        for name, row, exit in zip(batch.names, numbers, answer.exits, strict=True)
+    ]
 
 
 def _find_classes(batch: Batch, answer: Answer, classes: Sequence[str]) -> list[Line]:

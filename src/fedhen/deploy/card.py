@@ -44,6 +44,10 @@ def _describe_inputs(manifest: Manifest) -> list[str]:
         lines.append(
             f"- the normalisation is inside: mean {_numbers(manifest.mean)}, deviation {_numbers(manifest.std)}"
         )
+    if manifest.columns:
+        lines.append(f"- a row has, in order: {', '.join(repr(name)[1:-1] for name in manifest.columns)}")
+    if manifest.unit:
+        lines.append(f"- outputs are in {repr(manifest.unit)[1:-1]}")
     if manifest.classes:
         shown = ", ".join(repr(name)[1:-1] for name in manifest.classes[:20])
         more = f" and {len(manifest.classes) - 20} more" if len(manifest.classes) > 20 else ""

@@ -113,6 +113,8 @@ def _export(
         classes=list(source.classes),
         mean=list(source.normalisation.get("mean", [])),
         std=list(source.normalisation.get("std", [])),
+        columns=list(source.spec.inputs[0].columns) if source.spec else [],
+        unit=source.spec.unit if source.spec else "",
         examples="test" if source.has_test else "random",
         operations={model.tier: _count(source, model) for model in models},
         cascade=cascade,

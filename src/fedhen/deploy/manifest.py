@@ -155,6 +155,10 @@ class Manifest:
     mean: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
     """The normalisation that is part of every file."""
+    columns: list[str] = field(default_factory=list)
+    """Of a model of a table: the names of the numbers in a row, in order."""
+    unit: str = ""
+    """The unit of predicted numbers."""
     examples: str
     """`test` or `random`: what the files were checked on."""
     operations: dict[str, int] = field(default_factory=dict)

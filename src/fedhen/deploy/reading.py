@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +49,18 @@ def _read_text(given: str) -> str:
     return path.read_text(encoding="utf-8") if path.suffix == ".txt" and path.is_file() else given
 
 
-def read_batch(given: Sequence[str], records: Sequence[InputRecord], classes: Sequence[str]) -> Batch:
-    """Reads files, folders or texts as a model's inputs. Raises a DataError that names what cannot be read."""
+def read_batch(
+    given: Sequence[str], records: Sequence[InputRecord], classes: Sequence[str], columns: Sequence[str] = ()
+) -> Batch:
+    """Reads files, folders or texts as a model's inputs. Raises a DataError that names what cannot be read.
+
+    `columns` are the names of the columns of a table that the model takes, if they are known.
+    """
     paths = [Path(each) for each in given]
     if len(paths) == 1 and paths[0].suffix in (".npy", ".npz"):
         return _read_arrays(paths[0], records)
+    if len(paths) == 1 and paths[0].suffix == ".csv" and columns:
+        return _read_csv(paths[0], records[0], columns)
     if len(records) > 1:
         raise DataError(f"the model takes {', '.join(r.name for r in records)}: give one .npz file with these arrays")
     record = records[0]
@@ -77,6 +85,29 @@ def _read_arrays(path: Path, records: Sequence[InputRecord]) -> Batch:
         raise DataError(f"{path} cannot be read: {one_line(str(error))[:200]}") from None
     number = len(next(iter(arrays.values()))) if arrays and next(iter(arrays.values())).ndim else 0
     return Batch(arrays, [f"{path.name}[{place}]" for place in range(number)])
+
+
+def _read_csv(path: Path, record: InputRecord, columns: Sequence[str]) -> Batch:
+    """Reads rows of a table by the names of their columns."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [*csv.DictReader(file, strict=True)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or one_line(str(error))}") from None
+    if not rows:
+        raise DataError(f"{path} has no rows")
+    if missing := [name for name in columns if name not in rows[0]]:
+        raise DataError(f"{path}: column {missing[0]!r} is missing: the model needs {', '.join(columns)}")
+    numbers = []
+    for place, row in enumerate(rows, start=1):
+        for name in columns:
+            try:
+                numbers.append(float(row[name]))
+            except (TypeError, ValueError):
+                cell = one_line(str(row[name] or ""))[:20]
+                raise DataError(f"{path}: column {name!r} has {cell!r} in row {place}: write a number") from None
+    array = np.array(numbers, record.type).reshape(len(rows), len(columns))
+    return Batch({record.name: array}, [f"{path.name}[{place}]" for place in range(len(rows))])
 
 
 def _list_images(folder: Path) -> list[Path]:
