@@ -106,7 +106,7 @@ def test_a_number_has_its_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert shown[:2] == [f"x.npy[{k}]  {value:.6g} mg  simple" for k, value in enumerate(expected)]
     assert main(["predict", str(run), str(tmp_path / "x.npy"), "--json", *parts]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert set(line) == {"input", "value", "exit"}
+    assert set(line) == {"input", "value", "unit", "exit"} and line["unit"] == "mg"
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     exported = tmp_path / "export"
     assert main(["export", str(run), "--out", str(exported), *parts]) == 0
@@ -132,3 +132,68 @@ def test_pixels_are_read_as_python_reads_them(tmp_path: Path, capsys: pytest.Cap
     np.save(tmp_path / "bright.npy", pixels * 15)
     wrong = refused(capsys, "predict", str(run), str(tmp_path / "bright.npy"))
     assert "the model's are from 0 to 16" in wrong
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default:the data is not that of")
+def test_the_training_table_is_not_needed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names and normalisation are those of the training: predictions are the same if the table changes or is gone."""
+    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    parts, x = write_parts(tmp_path, "ill", 3)
+    run, table = tmp_path / "run", tmp_path / "people.csv"
+    named = ["--data", str(table), "--set", "data.target=ill", "--set", 'data.inputs=["age", "weight"]']
+    options = [*parts[:2], *named, "--set", "data.standardise=true", *FEW]
+    command("run", *options, "--run-dir", str(run), "--rounds", "1")
+    np.save(tmp_path / "x.npy", x[:5].astype(np.float32))
+
+    def predict(folder: Path, *more: str) -> list[tuple[str, float]]:
+        capsys.readouterr()
+        assert main(["predict", str(folder), str(tmp_path / "x.npy"), "--json", "--tier", "complex", *more]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return [(line["class"], round(line["probability"], 4)) for line in lines]
+
+    before = predict(run, *parts[:2])
+    rows = table.read_text().splitlines()
+    table.write_text("\n".join([*rows[:40], "79,300,zzz,3"]) + "\n")
+    assert predict(run, *parts[:2]) == before
+    capsys.readouterr()
+    assert main(["export", str(run), "--out", str(tmp_path / "export"), "--force", *parts[:2]]) == 0
+    assert "the data is not that of" in capsys.readouterr().err
+    assert predict(tmp_path / "export") == before
+    table.unlink()
+    assert predict(run, *parts[:2]) == before
+
+
+def test_what_is_no_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts, x = write_parts(tmp_path, "ill", 3)
+    table, digits = tmp_path / "table", tmp_path / "digits"
+    command("run", *parts, "--run-dir", str(table), "--rounds", "1", *FEW)
+    command("run", "digits", "--rounds", "1", "--out", str(digits), *TINY_OPTIONS)
+    capsys.readouterr()
+    one, two = tmp_path / "1.csv", tmp_path / "2.csv"
+    one.write_text("age,weight\n30,60\n")
+    two.write_text("age\n30\n")
+    np.savez(tmp_path / "columns.npz", weight=x[:3, 1], age=x[:3, 0])
+    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    assert main(["predict", str(table), str(tmp_path / "columns.npz"), *parts]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3 + 1
+    for run, given, says in (
+        (table, [one, two], "1.csv is an array or a table: give it alone"),
+        (table, [two], "2.csv: column 'weight' is missing"),
+        (table, [tmp_path / "none.csv"], "none.csv: it cannot be read: No such file"),
+        (table, ["hello"], "hello: the model takes rows of a table: give a .csv, .npy or .npz file"),
+        (table, [tmp_path / "objects.npy"], "objects.npy cannot be read: it holds Python objects"),
+        (digits, [one], "1.csv is not one of .png"),
+        (digits, [tmp_path / "objects.npy", tmp_path / "columns.npz"], "give it alone"),
+    ):
+        own = parts if run == table else []
+        assert says in refused(capsys, "predict", str(run), *map(str, given), *own)
+    assert "give a number from 0 to 1" in refused(capsys, "predict", str(table), str(one), "--threshold", "2", *parts)
+
+
+def test_text_is_not_predicted_as_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts, _ = write_parts(tmp_path, "ill", 1)
+    wrong = refused(capsys, "run", *parts, "--task", "regression", "--run-dir", str(tmp_path / "run"), *FEW)
+    assert "'ill' is text (maybe, no, yes), and the task is regression, which predicts numbers" in wrong
+    wrong = refused(capsys, "run", "--family", "parts.py", "--data", str(tmp_path / "people.csv"))
+    assert "--family parts.py: name what it holds too, as parts.py:NAME" in wrong

@@ -108,6 +108,10 @@ class InsideSuperLink:
         return True
 
     def push(self, node: Node, answer: Message) -> None:
+        self.describe(node, answer)()
+
+    def describe(self, node: Node, answer: Message) -> Callable[[], None]:
+        """Tells the SuperLink of an answer. Returns what sends its parts."""
         answer.metadata.__dict__["_message_id"] = answer.object_id
         request = fleet_pb2.PushMessagesRequest(
             node=node,
@@ -115,12 +119,16 @@ class InsideSuperLink:
             message_object_trees=[get_object_tree(answer)],
         )
         wanted, parts = fleet_handlers.push_messages(request, self.state), get_all_nested_objects(answer)
-        for number in wanted.objects_to_push:
-            pushed = message_pb2.PushObjectRequest(
-                node=node,
-                run_id=self.run,
-                object_id=number,
-                object_content=parts[number].deflate(),
-                session_id=wanted.session_id,
-            )
-            assert fleet_handlers.push_object(pushed, self.state).stored
+
+        def send_parts() -> None:
+            for number in wanted.objects_to_push:
+                pushed = message_pb2.PushObjectRequest(
+                    node=node,
+                    run_id=self.run,
+                    object_id=number,
+                    object_content=parts[number].deflate(),
+                    session_id=wanted.session_id,
+                )
+                assert fleet_handlers.push_object(pushed, self.state).stored
+
+        return send_parts

@@ -156,7 +156,11 @@ def test_a_folder_is_taken_again_if_its_run_was_killed_before_it_began(tmp_path:
         create_run(folder, config)  # another start is waiting for nodes there
     values = json.loads((folder / "nodes.json").read_text())
     (folder / "nodes.json").write_text(json.dumps({**values, "at": values["at"] - 60}))
+    assert create_run(folder, config) == folder
     (folder / "fleet.json").write_text("{}")
+    with pytest.raises(FedhenError, match="is not empty"):
+        create_run(folder, config)  # its server may be loading data
+    (folder / "nodes.json").write_text(json.dumps({**values, "at": values["at"] - 900}))
     assert create_run(folder, config) == folder
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(FedhenError, match="is not empty"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,10 @@ from fedhen.config import toml
 from fedhen.config.settings import Config
 from fedhen.data import sources
 from fedhen.data.dataset import Data
-from fedhen.data.digests import compute_digest
+from fedhen.data.digests import compute_digest, name_data_set
 from fedhen.data.inputs import take
 from fedhen.data.raw import read_raw
-from fedhen.data.spec import DataSpec
+from fedhen.data.spec import DTYPES, DataSpec
 from fedhen.data.storage import data_root
 from fedhen.deploy.capture import Flat
 from fedhen.deploy.cascade import cut, run_stages
@@ -35,10 +36,12 @@ from fedhen.errors import ConfigError, FedhenError, unknown_name
 from fedhen.experiment.build import OwnParts
 from fedhen.experiment.device_models import make_device_model
 from fedhen.experiment.saved_models import open_models, refuse_incomplete
+from fedhen.fileio import untrusted
 from fedhen.models.family import Family
 from fedhen.models.model_files import build_ready_module
 from fedhen.models.registry import make_family
 from fedhen.runs.folders import find_config
+from fedhen.runs.layout import ENVIRONMENT
 from fedhen.tasks import Task
 from fedhen.tasks.predictions import Prediction
 from fedhen.tasks.registry import make_task
@@ -181,23 +184,61 @@ def make_source(
     """Reads what is exported from a run folder: the models of all tiers, and the data that files are checked on."""
     if device is not None:
         return make_device_source(folder, device, OwnParts(family, data, task), data_dir)
+    config, models, spec = _read_models(folder, of, at, family)
+    data = data or sources.load_data(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
+    _warn_of_other_data(folder, data)
+    return _describe_source(config, models, data, task, spec, of, _describe_rounds(models))
+
+
+def make_source_to_predict(folder: Path, own: OwnParts, data_dir: PathLike | None = None) -> Source:
+    """Reads what predictions need from a run folder: the models, and what inputs are. The data need not be there."""
+    config, models, spec = _read_models(folder, "server", "last", own.family)
+    if spec is None:
+        # Of a run from before inputs were described.
+        return make_source(folder, family=own.family, data=own.data, task=own.task, data_dir=data_dir)
+    blank = [torch.zeros(2, *each.shape, dtype=DTYPES[each.dtype]) for each in spec.inputs]
+    names = [each.name for each in spec.inputs]
+    sample = dict(zip(names, blank, strict=True)) if all(names) else tuple(blank) if len(blank) > 1 else blank[0]
+    scale = spec.inputs[0].normalisation
+    return Source(
+        models,
+        own.task or make_task(config.task),
+        sample=sample,
+        prepare=None if scale is None else Normalise(scale),
+        classes=spec.class_names,
+        spec=spec,
+    )
+
+
+def _read_models(
+    folder: Path, of: str, at: str, family: Family | None
+) -> tuple[Config, list[TierModel], DataSpec | None]:
     found = open_models(folder)
     refuse_incomplete(found.config)
     if found.unfinished:
-        warnings.warn(found.unfinished, stacklevel=3)
-    config = found.config
-    data = data or sources.load_data(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
-    models, rounds = list[TierModel](), dict[str, int]()
-    for tier in config.tiers:
+        warnings.warn(found.unfinished, stacklevel=4)
+    models = []
+    for tier in found.config.tiers:
         saved = found.read(tier, of, at)
-        rounds[tier] = saved.round
         if family is None:
             saved.check_size()
-            family = make_family(config, saved.inputs, saved.classes)
+            family = make_family(found.config, saved.inputs, saved.classes)
         held = tuple(name for name in family.exits(tier) if name in saved.exits)
         module = build_ready_module(family, tier, saved.weights, saved.exits)
         models.append(TierModel(tier, module, held, compute_digest([*saved.weights.values()]), saved.round))
-    return _describe_source(config, models, data, task, saved.card.data, of, _describe_rounds(rounds))
+    return found.config, models, saved.card.data
+
+
+def _warn_of_other_data(folder: Path, data: Data) -> None:
+    """Warns if data is not what the run was trained on, as far as the run has recorded that."""
+    recorded = None
+    with suppress(OSError, *untrusted.PARSE_ERRORS):
+        recorded = (untrusted.read_json(folder / ENVIRONMENT) or {}).get("data_digest")
+    if recorded and recorded != name_data_set(data):
+        warnings.warn(
+            f"the data is not that of {folder}: files are checked, scored and calibrated on other examples",
+            stacklevel=4,
+        )
 
 
 def make_device_source(folder: Path, device: int, own: OwnParts, data_dir: PathLike | None = None) -> Source:
@@ -226,6 +267,9 @@ def _describe_source(
     rounds: str,
 ) -> Source:
     normalisation, has_test = data.normalisation, len(data.y_test) > 0
+    if normalisation is not None and spec and spec.inputs:
+        # As in training: the data may have changed since.
+        normalisation = spec.inputs[0].normalisation or normalisation
     described = {} if normalisation is None else {"mean": normalisation.mean, "std": normalisation.std}
     about = {"recipe": config.recipe, "method": config.method, "seed": config.seed, "rounds": rounds}
     return Source(
@@ -243,7 +287,8 @@ def _describe_source(
     )
 
 
-def _describe_rounds(rounds: dict[str, int]) -> str:
+def _describe_rounds(models: Sequence[TierModel]) -> str:
     """Returns the round of the models, or that of each tier if they are the best of different rounds."""
+    rounds = {model.tier: model.round for model in models}
     each = [f"{tier} {number}" for tier, number in rounds.items()]
     return ", ".join(each) if len({*rounds.values()}) > 1 else str(next(iter(rounds.values())))

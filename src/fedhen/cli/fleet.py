@@ -37,8 +37,9 @@ from fedhen.tracking.observers import RunInfo
 if TYPE_CHECKING:
     from fedhen.fleet.superlink import SuperLinkClient
 
-STARTING_SECONDS = 10.0
-"""A start that has shown no sign of life for this long was killed."""
+STARTING_SECONDS, LOADING_SECONDS = 10.0, 600.0
+"""A start that has shown no sign of life for this long was killed: while it waits for nodes, and after that, while the
+server loads its data."""
 EXAMPLES = """\
 examples:
   fedhen fleet up                        start a SuperLink, four nodes and a run on this machine, then stop everything
@@ -251,8 +252,9 @@ def was_not_begun(run_dir: Path) -> bool:
     names = {path.name for path in run_dir.iterdir()} if run_dir.is_dir() else set()
     left = {BOARD, FLEET, LOCK, PRIVATE}
     board = read_board(run_dir)
-    # A server that waits writes it every few seconds.
-    return BOARD in names <= left and (board is None or time.time() - board.at > STARTING_SECONDS)
+    if BOARD not in names or names - left or board is None:
+        return False
+    return time.time() - board.at > (LOADING_SECONDS if FLEET in names else STARTING_SECONDS)
 
 
 def print_message(message: str) -> None:

@@ -199,6 +199,9 @@ def config_from_options(
     # A family and data of one's own are a whole experiment.
     is_own = bool(getattr(options, "data", None) and find_reference(options, "family"))
     recipe = options.recipe or (None if is_own else default)
+    family = getattr(options, "family", None)
+    if family is not None and family.endswith(".py"):
+        raise ConfigError(f"--family {family}: name what it holds too, as {family}:NAME")
     if options.config is None and recipe is None and not is_own:
         raise ConfigError(
             f"which recipe? choose from {', '.join(RECIPES)}, or give --config FILE.toml, or --family and --data"

@@ -83,7 +83,8 @@ class Line:
 
     def to_dict(self) -> dict[str, Any]:
         sure = {} if self.probability is None else {"probability": round(self.probability, 6)}
-        return {"input": self.name, self.key: self.value, **sure, "exit": self.exit}
+        unit = {"unit": self.unit} if self.unit and self.key == "value" else {}
+        return {"input": self.name, self.key: self.value, **unit, **sure, "exit": self.exit}
 
     def describe(self) -> str:
         if self.key == "class":
@@ -108,20 +109,28 @@ def _predict_with_export(options: argparse.Namespace, threshold: float | None) -
 
 def _predict_with_run(options: argparse.Namespace, threshold: float | None) -> list[Line]:
     config = toml.read_toml(find_config(options.folder))
-    from fedhen.api.deploying import make_source, predict_raw, predict_source, refuse_choice
+    from fedhen.api.deploying import (
+        make_device_source,
+        make_source_to_predict,
+        predict_raw,
+        predict_source,
+        refuse_choice,
+    )
 
     check_again(options, config)
     own = load_own_parts(options)
     refuse_choice(options.device, options.tier)
-    parts = {"device": options.device, "family": own.family, "data": own.data, "task": own.task}
-    source = make_source(options.folder, **parts, data_dir=options.data_dir)
+    source = (
+        make_source_to_predict(options.folder, own, options.data_dir)
+        if options.device is None
+        else make_device_source(options.folder, options.device, own, options.data_dir)
+    )
     if source.spec is None:
         # Of a run from before inputs were described.
         batch = read_batch(options.inputs, source.inputs, source.classes)
         answer = predict_source(source, check_inputs(batch.arrays, source.inputs), options.tier, threshold)
         return _find_classes(batch, answer, source.classes)
-    is_text = bool(source.spec.inputs[0].alphabet)
-    raw, names = list_given(options.inputs, source.inputs, is_text)
+    raw, names = list_given(options.inputs, source.spec.inputs[0].kind)
     found = predict_raw(source, raw, options.tier, threshold)
     names = names or [f"{Path(options.inputs[0]).name}[{place}]" for place in range(len(found))]
     key = "class" if source.task.name in CLASSES else "value"

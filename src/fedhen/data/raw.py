@@ -116,11 +116,14 @@ def _read_rows(spec: InputSpec, raw: Any) -> Read:
         raw = {name: [value] for name, value in raw.items()}
     if not isinstance(raw, Mapping) and not _is_table(raw):
         return _read_numbers(spec, raw)
-    columns = read_columns(raw)
-    if missing := next((name for name in spec.columns if name not in columns), None):
-        raise DataError(f"column {missing!r} is missing: the model needs {', '.join(spec.columns)}")
-    rows = [read_numbers(columns[name], name).astype(np.float64) for name in spec.columns]
-    return _read_numbers(spec, np.stack(rows, 1))
+    try:
+        columns = read_columns(raw)
+        if missing := next((name for name in spec.columns if name not in columns), None):
+            raise DataError(f"column {missing!r} is missing: the model needs {', '.join(spec.columns)}")
+        rows = [read_numbers(columns[name], name).astype(np.float64) for name in spec.columns]
+        return _read_numbers(spec, np.stack(rows, 1))
+    except FedhenError as error:
+        raise DataError(f"{raw}: {error}" if isinstance(raw, str | PathLike) else str(error)) from None
 
 
 def _read_tokens(spec: InputSpec, raw: Any) -> Read:

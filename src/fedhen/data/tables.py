@@ -29,6 +29,8 @@ SPLIT = "split"
 PARTS = ("train", "test")
 LARGE = 30.0
 """Models with usual learning rates hardly learn from columns with larger numbers."""
+LARGE_TARGET = 1000.0
+"""The same of numbers that are predicted."""
 SMALL = 1e-12
 """A smaller deviation, relative to the mean, is a rounding error."""
 
@@ -51,6 +53,7 @@ def read_table(
         if not 0 <= test_share < 1:
             raise DataError(f"test_share is {test_share}: it must be at least 0 and below 1")
         data = _make_data(read_columns(table), target, by, test, list(inputs), test_share, seed, unit)
+        _warn_of_large_targets(data)
         return standardise_columns(data) if standardise else _warn_of_large_numbers(data)
     except FedhenError as error:
         raise DataError(f"{label}: {error}") from None
@@ -95,7 +98,13 @@ def standardise_columns(data: FederatedData) -> FederatedData:
         raise DataError("standardise is for columns of numbers, and some have arrays in their rows: leave it out")
     x = data.x.double()
     mean, std = x.mean(0), x.std(0, unbiased=False)
-    std[std < SMALL * mean.abs().clamp(min=1.0)] = 1.0
+    constant = std < SMALL * mean.abs().clamp(min=1.0)
+    std[constant] = 1.0
+    if names := [name for name, same in zip(data.about.inputs[0].columns, constant.tolist(), strict=True) if same]:
+        warnings.warn(
+            f"column {names[0]!r} has one number in all training rows, from which nothing is learned: leave it out",
+            stacklevel=4,
+        )
     return replace(data, normalisation=Normalisation(tuple(mean.tolist()), tuple(std.tolist())))
 
 
@@ -109,10 +118,21 @@ def _warn_of_large_numbers(data: FederatedData) -> FederatedData:
             others = f" and {len(large) - 3} more" if len(large) > 3 else ""
             warnings.warn(
                 f"models hardly learn from large numbers, here {', '.join(large[:3])}{others}: pass standardise=True "
-                "(data.standardise=true)",
+                "(--set data.standardise=true)",
                 stacklevel=4,
             )
     return data
+
+
+def _warn_of_large_targets(data: FederatedData) -> None:
+    assert data.about is not None
+    most = float(data.y.double().abs().max()) if len(data.y) else 0.0
+    if data.y.is_floating_point() and most > LARGE_TARGET:
+        warnings.warn(
+            f"models learn slowly to predict large numbers, here {data.about.target} (up to {most:.3g}): use a larger "
+            "unit, or the distance from the mean",
+            stacklevel=4,
+        )
 
 
 def _split_rows(names: Array, owners: Index, rows: Index) -> list[Index]:

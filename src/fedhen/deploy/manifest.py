@@ -191,7 +191,7 @@ def read_threshold(given: float | str) -> float:
         value = float(given)
     except ValueError:
         value = math.nan
-    if not (0 <= value <= 1 or value == NEVER):
+    if not (0 <= value <= 1 or (value == NEVER and not isinstance(given, str))):
         raise ConfigError(f"threshold {given!r}: give a number from 0 to 1, or 'never'")
     return value
 

@@ -14,7 +14,7 @@ from fedhen.deploy.manifest import LARGEST_SIDE, InputRecord
 from fedhen.errors import DataError, one_line
 
 IMAGES = (".png", ".jpg", ".jpeg")
-TABLES = (".csv", ".parquet")
+ARRAYS, TABLES = (".npy", ".npz"), (".csv", ".parquet", ".pq")
 MODES = {1: "L", 3: "RGB"}
 """Channels -> Pillow's mode."""
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -30,17 +30,28 @@ class Batch:
     """Of texts: the characters that a row begins with."""
 
 
-def list_given(given: Sequence[str], records: Sequence[InputRecord], is_text: bool) -> tuple[Any, list[str]]:
-    """Returns what the command line names as Python takes it, and a name for each example, if that is known yet."""
+def list_given(given: Sequence[str], kind: str) -> tuple[Any, list[str]]:
+    """Returns what the command line names as Python takes it, and a name for each example, if that is known yet.
+
+    `kind` is what the model takes: pixels, tokens, rows or numbers.
+    """
     paths = [Path(each) for each in given]
-    if len(paths) == 1 and paths[0].suffix in (".npy", ".npz"):
-        batch = _read_arrays(paths[0], records)
-        return batch.arrays if len(records) > 1 else next(iter(batch.arrays.values())), []
-    if len(paths) == 1 and paths[0].suffix in TABLES:
-        return paths[0], []
-    if is_text:
+    alone = [path for path in paths if path.suffix in (*ARRAYS, *TABLES)]
+    if alone and len(paths) > 1:
+        raise DataError(f"{alone[0]} is an array or a table: give it alone, one file at a time")
+    if alone and alone[0].suffix in ARRAYS:
+        arrays = load_arrays(alone[0])
+        return next(iter(arrays.values())) if len(arrays) == 1 else arrays, []
+    if alone and kind == "rows":
+        return alone[0], []
+    if kind == "tokens":
         return [_read_text(each) for each in given], [repr(_read_text(each)[-20:]) for each in given]
+    if kind != "pixels":
+        wanted = "a .csv, .npy or .npz file" if kind == "rows" else "an .npy or .npz file"
+        raise DataError(f"{given[0]}: the model takes {kind if kind == 'numbers' else 'rows of a table'}: give {wanted}")
     files = [file for path in paths for file in (_list_images(path) if path.is_dir() else [path])]
+    if odd := [file for file in files if file.suffix.lower() not in IMAGES]:
+        raise DataError(f"{odd[0]} is not one of {', '.join((*IMAGES, *ARRAYS))} or a folder")
     return files, [str(file) for file in files]
 
 
@@ -57,10 +68,13 @@ def read_batch(
     `columns` are the names of the columns of a table that the model takes, if they are known.
     """
     paths = [Path(each) for each in given]
-    if len(paths) == 1 and paths[0].suffix in (".npy", ".npz"):
+    if len(paths) == 1 and paths[0].suffix in ARRAYS:
         return _read_arrays(paths[0], records)
     if len(paths) == 1 and paths[0].suffix == ".csv" and columns:
         return _read_csv(paths[0], records[0], columns)
+    if alone := [path for path in paths if path.suffix in (*ARRAYS, *TABLES)]:
+        kinds = ".csv, .npy or .npz" if columns else ".npy or .npz"
+        raise DataError(f"{alone[0]}: give one {kinds} file, alone")
     if len(records) > 1:
         raise DataError(f"the model takes {', '.join(r.name for r in records)}: give one .npz file with these arrays")
     record = records[0]
@@ -71,20 +85,30 @@ def read_batch(
 
 
 def _read_arrays(path: Path, records: Sequence[InputRecord]) -> Batch:
+    found, names = load_arrays(path), [record.name for record in records]
+    arrays = {name: found[name] for name in names if name in found}
+    if len(found) == len(records) == 1:
+        arrays = dict(zip(names, found.values(), strict=True))
+    for record in records:
+        if record.type.startswith("float") and (given := arrays.get(record.name)) is not None:
+            # numpy makes float64 and int64 of what people write.
+            arrays[record.name] = given.astype(record.type) if given.dtype in (np.float64, np.int64) else given
+    number = len(next(iter(arrays.values()))) if arrays and next(iter(arrays.values())).ndim else 0
+    return Batch(arrays, [f"{path.name}[{place}]" for place in range(number)])
+
+
+def load_arrays(path: Path) -> dict[str, Array]:
+    """Reads an .npz file, or an .npy file as an array without a name."""
     try:
         loaded = np.load(path, mmap_mode="r", allow_pickle=False)
         if path.suffix == ".npy":
-            arrays = {records[0].name: loaded}
-        else:
-            with loaded:
-                only = len(loaded.files) == len(records) == 1
-                wanted = loaded.files if only else [r.name for r in records if r.name in loaded.files]
-                found = [loaded[name] for name in wanted]
-            arrays = dict(zip([records[0].name] if only else wanted, found, strict=True))
+            return {"": loaded}
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
     except Exception as error:  # numpy answers damaged files with nearly anything
-        raise DataError(f"{path} cannot be read: {one_line(str(error))[:200]}") from None
-    number = len(next(iter(arrays.values()))) if arrays and next(iter(arrays.values())).ndim else 0
-    return Batch(arrays, [f"{path.name}[{place}]" for place in range(number)])
+        why = one_line(str(error))
+        pickled = "allow_pickle" in why or "Python objects" in why
+        raise DataError(f"{path} cannot be read: {'it holds Python objects' if pickled else why[:200]}") from None
 
 
 def _read_csv(path: Path, record: InputRecord, columns: Sequence[str]) -> Batch:

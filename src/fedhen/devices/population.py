@@ -27,7 +27,7 @@ from fedhen.hardware.precision import Precision, choose_precision
 from fedhen.models.family import Family
 from fedhen.params import TierModels, Weights, numel, select
 from fedhen.seeds import DeviceStreams, RunStreams, Streams
-from fedhen.tasks import Classification, Task
+from fedhen.tasks import Classification, Regression, Task
 from fedhen.tasks.registry import make_task
 from fedhen.wire.wire import Wire, make_wires
 
@@ -247,6 +247,9 @@ def check_task(task: Task, data: Data, config: Config) -> None:
     for name, targets in (("training", data.y), ("test", data.y_test)):
         if wrong := task.check_targets(targets, data.classes):
             raise DataError(f"{name} data: {wrong}")
+    if isinstance(task, Regression) and data.about and data.about.target and data.about.class_names:
+        words = ", ".join(data.about.class_names[:5])
+        raise DataError(f"{data.about.target!r} is text ({words}), and the task is regression, which predicts numbers")
     if config.data.augmentation != "none" and data.y.dim() > 2:
         raise ConfigError(f"data.augmentation={config.data.augmentation} moves pixels, and the targets have pixels too")
     if config.evaluation.ensemble and type(task).combine is Task.combine:

@@ -48,8 +48,8 @@ class FleetDevices:
         """Nodes that have answered an order of this process, and so were sent the text of the configuration."""
         self.has_fixed: set[int] = set()
         """Nodes that were sent the weights that no device trains."""
-        self.connected_at = 0.0
-        """When one of the devices that are waited for was connected last."""
+        self.lost_at: float | None = None
+        """The first look at which none of the devices that are waited for was connected; None if one is."""
         self.merged: dict[int, int] | None = None
         """Device -> the last round whose update was merged. Read from the records only before the first round."""
 
@@ -73,7 +73,7 @@ class FleetDevices:
         for device in sorted(set(active) - set(there)):
             yield Failure(device, "it is not connected", late=True)
         yield from self.send_orders(messages, round_number, sent, there)
-        needed, asked_again = self.count_needed(len(active)), set[int]()
+        needed, asked_again, self.lost_at = self.count_needed(len(active)), set[int](), None
         while messages.waiting and needed > 0:
             for device, content in messages.collect(self.is_connected):
                 if wire_format.is_config_request(content) and device not in asked_again:
@@ -122,9 +122,9 @@ class FleetDevices:
     def is_any_connected(self, messages: Messages[int]) -> bool:
         """Returns whether a device that is waited for is connected, or was a moment ago."""
         now = time.monotonic()
-        if any(map(self.is_connected, messages.waiting.values())):
-            self.connected_at = now
-        return now - self.connected_at < RETURN_SECONDS
+        # From the first look without any: looks may be far apart if the SuperLink is slow.
+        self.lost_at = None if any(map(self.is_connected, messages.waiting.values())) else self.lost_at or now
+        return self.lost_at is None or now - self.lost_at < RETURN_SECONDS
 
     def make_messages(self, round_number: int, sent: Sent, devices: Sequence[int]) -> list[tuple[int, Message]]:
         """Builds the orders. The weights of a tier are packed once, and travel to the SuperLink once."""

@@ -38,9 +38,12 @@ class Messages(Generic[K]):
 
         Asks only for those for whose keys `is_there`. If the node of a message is not connected, for example because
         its heartbeat is late, then the SuperLink says so, and deletes the message together with an answer that has
-        arrived. Not asked for, the answer is there when the node is back.
+        arrived. Not asked for, the answer is there when the node is back. An answer whose transfer has begun is
+        received whether its node is there or not.
         """
-        for number, content in self.replies.pull([number for number, key in self.waiting.items() if is_there(key)]):
+        begun = self.replies.arriving
+        asked = [number for number, key in self.waiting.items() if number in begun or is_there(key)]
+        for number, content in self.replies.pull(asked):
             yield self.waiting.pop(number), content
 
     def forget(self) -> list[K]:

@@ -29,6 +29,8 @@ SMALL_ROUTES = (
     "/v1/fleet/confirm-message-received",
 )
 """What nodes need besides: these requests are only a few numbers and names."""
+OBJECT_ROUTES = (PUSH_OBJECT, "/v1/fleet/pull-object", "/v1/fleet/get-fab")
+"""Requests or responses that may be large, and slow."""
 PASSED_HEADERS = {b"content-type", b"accept", b"content-length"}
 """Headers that pass in both directions, besides those that begin with `flwr-`."""
 
@@ -201,7 +203,7 @@ def read_limits(table: Mapping[str, Any]) -> Limits:
         if name not in known:
             raise FleetError(f"serve.toml has no limit {name!r}: choose from {', '.join(known)}")
         try:
-            if untrusted.check_number(value) <= 0:
+            if type(known[name])(untrusted.check_number(value)) <= 0:
                 raise ValueError("it is not above 0")
         except (TypeError, ValueError):
             raise FleetError(f"serve.toml: limits.{name} must be a number above 0") from None

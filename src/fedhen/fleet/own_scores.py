@@ -35,6 +35,7 @@ class FleetScores:
         messages: Messages[int] = Messages(membership.grid)
         found, asked_again = dict[int, dict[str, list[list[float]]]](), set[int]()
         self.send(messages, asked, there)
+        self.devices.lost_at = None
         while messages.waiting and time.monotonic() < end and self.devices.is_any_connected(messages):
             for device, content in messages.collect(self.devices.is_connected):
                 if wire_format.is_config_request(content) and device not in asked_again:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import secrets
 import signal
 import socket
@@ -21,6 +22,7 @@ from fedhen.interrupts import collect_signals
 
 MARK = "FEDHEN_FLEET"
 """The environment variable that marks the processes of a fleet. All that they start inherit it."""
+PORTS = range(20_000, 32_000)
 GRACE_SECONDS = 5.0
 """Time that a process has to end by itself."""
 FLOWER_OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -110,10 +112,15 @@ class Processes:
 
 
 def free_port() -> int:
-    """Returns a port of loopback that is not in use."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """Returns a port of loopback that is not in use, and that no outgoing connection is given.
+
+    Linux takes those from 32768 on, also one that was free when it was chosen for a server.
+    """
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise FleetError(f"no free port was found between {PORTS.start} and {PORTS.stop}: choose one with --address")
 
 
 def find_program(name: str) -> str:

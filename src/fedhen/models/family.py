@@ -224,5 +224,6 @@ def _check_outputs(tier: str, outputs: object, exits: int, check_output: Callabl
         shape = f" of shape {wrong}" if wrong != "any" else ""
         raise ConfigError(
             f"the module of tier {tier!r} must return a list of {exits} logits{shape}, shallowest exit first; "
-            f"it returned {found}; if the model has more classes than the labels, pass classes=..."
+            f"it returned {found}; labels count from 0: if the model has more classes, pass classes=...; to predict "
+            "numbers, choose the task regression"
         )

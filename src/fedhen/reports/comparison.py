@@ -22,7 +22,7 @@ HERO = "fedhen"
 
 
 MAY_DIFFER = (
-    *("method", "method_file", "seed", "tiers", "local", "personal"),
+    *("method", "method_file", "seed", "tiers", "local", "personal", "evaluation.own", "evaluation.devices"),
     *("model.nesting", "model.scaler", "training.masked_loss", "server.rows_by_class"),
     *NEUTRAL_SECTIONS,
 )

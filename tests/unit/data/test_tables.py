@@ -308,7 +308,8 @@ def test_columns_are_standardised_over_the_training_rows() -> None:
         **{"age": [20, 40, 60, 1000], "height": [1.5, 1.7, 2.1, 9.0], "always": [7, 7, 7, 8], "ill": [0, 1, 0, 1]},
         "split": ["train", "train", "train", "test"],
     }
-    data = fedhen.FederatedData.from_table(rows, target="ill", standardise=True)
+    with pytest.warns(UserWarning, match="column 'always' has one number in all training rows"):
+        data = fedhen.FederatedData.from_table(rows, target="ill", standardise=True)
     train = np.array([rows["age"][:3], rows["height"][:3]]).T
     assert data.normalisation is not None
     assert data.normalisation.mean == pytest.approx([*train.mean(0), 7])
@@ -326,6 +327,11 @@ def test_columns_of_large_numbers_are_named() -> None:
     with pytest.warns(UserWarning, match=r"large numbers, here age \(up to 51\), weight \(up to 81\.5\): pass stand"):
         fedhen.FederatedData.from_table(ROWS, target="ill", by="user", test_share=0.0)
     fedhen.FederatedData.from_table(ROWS, target="ill", by="user", standardise=True)
+    priced = {"a": [0.1, 0.2, 0.3], "price": [200000.5, 210000.0, 190000.0]}
+    with pytest.warns(
+        UserWarning, match=r"slowly to predict large numbers, here price \(up to 2\.1e\+05\): use a larger"
+    ):
+        fedhen.FederatedData.from_table(priced, target="price")
     small = {**ROWS, "age": [0.5] * 6, "weight": [30.0] * 6}
     fedhen.FederatedData.from_table(small, target="ill", by="user")
 
