@@ -135,7 +135,7 @@ def test_pixels_are_read_as_python_reads_them(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default:the data is not that of")
+@pytest.mark.filterwarnings("default:the data of .* has changed since")
 def test_the_training_table_is_not_needed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names and normalisation are those of the training: predictions are the same if the table changes or is gone."""
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
@@ -154,11 +154,13 @@ def test_the_training_table_is_not_needed_again(tmp_path: Path, capsys: pytest.C
 
     before = predict(run, *parts[:2])
     rows = table.read_text().splitlines()
-    table.write_text("\n".join([*rows[:40], "79,300,zzz,3"]) + "\n")
+    table.write_text("\n".join([*rows[:40], "79,300,no,3"]) + "\n")
     assert predict(run, *parts[:2]) == before
     capsys.readouterr()
     assert main(["export", str(run), "--out", str(tmp_path / "export"), "--force", *parts[:2]]) == 0
-    assert "the data is not that of" in capsys.readouterr().err
+    assert "has changed since: scores are those of other examples" in capsys.readouterr().err
+    assert main(["evaluate", str(run), *parts[:2]]) == 1
+    assert "has changed since: scores are those of other examples" in capsys.readouterr().err
     assert predict(tmp_path / "export") == before
     table.unlink()
     assert predict(run, *parts[:2]) == before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,8 @@ import torch
 from fedhen.api.saved import PathLike
 from fedhen.config import toml
 from fedhen.config.settings import Config
-from fedhen.data import sources
 from fedhen.data.dataset import Data
-from fedhen.data.digests import compute_digest, name_data_set
+from fedhen.data.digests import compute_digest
 from fedhen.data.inputs import take
 from fedhen.data.raw import read_raw
 from fedhen.data.spec import DTYPES, DataSpec
@@ -35,13 +33,12 @@ from fedhen.deploy.split import count_stages
 from fedhen.errors import ConfigError, FedhenError, unknown_name
 from fedhen.experiment.build import OwnParts
 from fedhen.experiment.device_models import make_device_model
+from fedhen.experiment.saved_data import load_data_again, restore_normalisation
 from fedhen.experiment.saved_models import open_models, refuse_incomplete
-from fedhen.fileio import untrusted
 from fedhen.models.family import Family
 from fedhen.models.model_files import build_ready_module
 from fedhen.models.registry import make_family
 from fedhen.runs.folders import find_config
-from fedhen.runs.layout import ENVIRONMENT
 from fedhen.tasks import Task
 from fedhen.tasks.predictions import Prediction
 from fedhen.tasks.registry import make_task
@@ -185,8 +182,7 @@ def make_source(
     if device is not None:
         return make_device_source(folder, device, OwnParts(family, data, task), data_dir)
     config, models, spec = _read_models(folder, of, at, family)
-    data = data or sources.load_data(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
-    _warn_of_other_data(folder, data)
+    data = data or load_data_again(folder, config, data_dir)
     return _describe_source(config, models, data, task, spec, of, _describe_rounds(models))
 
 
@@ -229,18 +225,6 @@ def _read_models(
     return found.config, models, saved.card.data
 
 
-def _warn_of_other_data(folder: Path, data: Data) -> None:
-    """Warns if data is not what the run was trained on, as far as the run has recorded that."""
-    recorded = None
-    with suppress(OSError, *untrusted.PARSE_ERRORS):
-        recorded = (untrusted.read_json(folder / ENVIRONMENT) or {}).get("data_digest")
-    if recorded and recorded != name_data_set(data):
-        warnings.warn(
-            f"the data is not that of {folder}: files are checked, scored and calibrated on other examples",
-            stacklevel=4,
-        )
-
-
 def make_device_source(folder: Path, device: int, own: OwnParts, data_dir: PathLike | None = None) -> Source:
     """Returns the model of a device as what is exported, with the device's own data in place of all."""
     config = toml.read_toml(find_config(folder))
@@ -266,10 +250,7 @@ def _describe_source(
     whose: str,
     rounds: str,
 ) -> Source:
-    normalisation, has_test = data.normalisation, len(data.y_test) > 0
-    if normalisation is not None and spec and spec.inputs:
-        # As in training: the data may have changed since.
-        normalisation = spec.inputs[0].normalisation or normalisation
+    normalisation, has_test = restore_normalisation(data, spec).normalisation, len(data.y_test) > 0
     described = {} if normalisation is None else {"mean": normalisation.mean, "std": normalisation.std}
     about = {"recipe": config.recipe, "method": config.method, "seed": config.seed, "rounds": rounds}
     return Source(

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fedhen.data import sources
 from fedhen.data.dataset import Data
 from fedhen.data.storage import data_root
 from fedhen.devices.population import check_exit, check_task
@@ -20,6 +19,7 @@ from fedhen.errors import ConfigError, DataError
 from fedhen.experiment import build
 from fedhen.experiment.build import OwnParts
 from fedhen.experiment.device_models import make_device_model
+from fedhen.experiment.saved_data import load_data_again, restore_normalisation
 from fedhen.experiment.saved_models import open_models, refuse_incomplete
 from fedhen.hardware.accelerator import choose_device
 from fedhen.hardware.precision import FULL
@@ -115,7 +115,7 @@ def evaluate(
     config = models.config
     if models.unfinished:
         warnings.warn(models.unfinished, stacklevel=2)
-    data = data or sources.load_data(config.data, data_root(Path(data_dir) if data_dir else None), config.seed)
+    data = data or load_data_again(Path(run), config, data_dir)
     task = task or make_task(config.task)
     if not len(data.y_test):
         raise DataError("there is no test data to score the models on")
@@ -129,6 +129,7 @@ def evaluate(
         scores[owner], scores.rounds[owner] = {}, {}
         for tier in config.tiers:
             saved = models.read(tier, owner, at)
+            data = restore_normalisation(data, saved.card.data)
             if family is None:
                 saved.check_size()
                 family = make_family(config, data.shape, saved.classes)

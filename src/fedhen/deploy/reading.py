@@ -48,7 +48,9 @@ def list_given(given: Sequence[str], kind: str) -> tuple[Any, list[str]]:
         return [_read_text(each) for each in given], [repr(_read_text(each)[-20:]) for each in given]
     if kind != "pixels":
         wanted = "a .csv, .npy or .npz file" if kind == "rows" else "an .npy or .npz file"
-        raise DataError(f"{given[0]}: the model takes {kind if kind == 'numbers' else 'rows of a table'}: give {wanted}")
+        raise DataError(
+            f"{given[0]}: the model takes {kind if kind == 'numbers' else 'rows of a table'}: give {wanted}"
+        )
     files = [file for path in paths for file in (_list_images(path) if path.is_dir() else [path])]
     if odd := [file for file in files if file.suffix.lower() not in IMAGES]:
         raise DataError(f"{odd[0]} is not one of {', '.join((*IMAGES, *ARRAYS))} or a folder")
