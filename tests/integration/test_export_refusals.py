@@ -67,7 +67,7 @@ def saved(array: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("write", "says"),
     [
-        (saved(GOOD.astype(np.float64)), "input 'input' is float64: the model takes float32"),
+        (saved(GOOD.astype(np.int16)), "input 'input' is int16: the model takes float32"),
         (saved(GOOD[:, :5]), "has shape (2, 5): the model takes (examples, 6)"),
         (saved(GOOD[0]), "has shape (6,): the model takes (examples, 6)"),
         (saved(np.float32(0)), "has shape (): the model takes (examples, 6)"),

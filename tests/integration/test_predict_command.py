@@ -196,6 +196,6 @@ def test_what_is_no_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_text_is_not_predicted_as_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts, _ = write_parts(tmp_path, "ill", 1)
     wrong = refused(capsys, "run", *parts, "--task", "regression", "--run-dir", str(tmp_path / "run"), *FEW)
-    assert "'ill' is text (maybe, no, yes), and the task is regression, which predicts numbers" in wrong
+    assert "the target is text (maybe, no, yes), and the task is regression, which predicts numbers" in wrong
     wrong = refused(capsys, "run", "--family", "parts.py", "--data", str(tmp_path / "people.csv"))
     assert "--family parts.py: name what it holds too, as parts.py:NAME" in wrong

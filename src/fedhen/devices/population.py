@@ -247,9 +247,10 @@ def check_task(task: Task, data: Data, config: Config) -> None:
     for name, targets in (("training", data.y), ("test", data.y_test)):
         if wrong := task.check_targets(targets, data.classes):
             raise DataError(f"{name} data: {wrong}")
-    if isinstance(task, Regression) and data.about and data.about.target and data.about.class_names:
-        words = ", ".join(data.about.class_names[:5])
-        raise DataError(f"{data.about.target!r} is text ({words}), and the task is regression, which predicts numbers")
+    words = [] if data.about is None else [name for name in data.about.class_names if not name.isdecimal()]
+    if isinstance(task, Regression) and words:
+        found = ", ".join(words[:5])
+        raise DataError(f"the target is text ({found}), and the task is regression, which predicts numbers")
     if config.data.augmentation != "none" and data.y.dim() > 2:
         raise ConfigError(f"data.augmentation={config.data.augmentation} moves pixels, and the targets have pixels too")
     if config.evaluation.ensemble and type(task).combine is Task.combine:
