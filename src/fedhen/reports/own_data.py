@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fedhen.reports.comparison import Comparison
 from fedhen.reports.curves import choose_looks
 from fedhen.reports.names import SEEDS, capitalise
 from fedhen.reports.outcome import choose_format
 from fedhen.reports.plots import Curve, Plot
-from fedhen.reports.quantiles import list_points, make_line
+from fedhen.reports.quantiles import SpreadChart, list_points, make_line
 from fedhen.reports.rendering import Group, Table
 from fedhen.runs.device_values import Spread, describe_owners
 from fedhen.runs.layout import LOCAL, PERSONAL, SERVER
 from fedhen.runs.reader import Run
 from fedhen.runs.records import ACCURACY, DeviceValues, MetricInfo
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OWN_LABELS = {SERVER: "server’s model", PERSONAL: "personal model", LOCAL: "trained alone"}
 """Owner of the models -> how tables call it."""
@@ -119,11 +114,8 @@ def _format(values: Sequence[float], metric: MetricInfo) -> str:
     return choose_format(metric, values)(values) if values else "–"
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(SpreadChart):
     """The values of a tier's devices from the worst to the best, a curve for each method and owner."""
-
-    comparison: Comparison
 
     @property
     def title(self) -> str:
@@ -131,17 +123,7 @@ class Distribution:
 
     @property
     def caption(self) -> str:
-        seeds = " The devices of all seeds together." if self.comparison.several_seeds else ""
-        return f"Each device is scored on its own test data.{seeds}"
-
-    @property
-    def plots(self) -> tuple[Plot, ...]:
-        return tuple(map(self._plot, self.comparison.tiers))
-
-    def figure(self) -> Figure:
-        from fedhen.reports.figures import draw_plots
-
-        return draw_plots(self.plots)
+        return f"Each device is scored on its own test data.{self.seeds}"
 
     def values(self) -> Table:
         """Returns every point of the curves as a table."""
@@ -157,7 +139,7 @@ class Distribution:
             if any(owner in last_values(run) for run in runs)
         ]
 
-    def _plot(self, tier: str) -> Plot:
+    def plot(self, tier: str) -> Plot:
         metric, curves = self.comparison.metric, list[Curve]()
         looks = choose_looks([name for name, _, _ in self._named])
         for name, method, owner in self._named:

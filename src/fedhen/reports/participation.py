@@ -8,19 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from fedhen.reports.comparison import Comparison
 from fedhen.reports.costs import format_spread
 from fedhen.reports.curves import choose_looks
 from fedhen.reports.plots import Curve, Plot
-from fedhen.reports.quantiles import list_points, make_line
+from fedhen.reports.quantiles import SpreadChart, list_points, make_line
 from fedhen.reports.rendering import Group, Table
 from fedhen.reports.spending import Pricing
 from fedhen.reports.spending_tables import PricedRuns
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DEVICES = "participation.csv"
 """The file with a line for each device."""
@@ -111,10 +107,9 @@ def make_participation_table(comparison: Comparison, priced: PricedRuns) -> Tabl
 
 
 @dataclass(frozen=True)
-class Turnout:
+class Turnout(SpreadChart):
     """The merged updates of a tier's devices, from the fewest to the most: a curve for each method."""
 
-    comparison: Comparison
     priced: PricedRuns
 
     @property
@@ -123,23 +118,13 @@ class Turnout:
 
     @property
     def caption(self) -> str:
-        seeds = " The devices of all seeds together." if self.comparison.several_seeds else ""
-        return f"In how many rounds each device’s update was merged; the flatter, the more even.{seeds}"
-
-    @property
-    def plots(self) -> tuple[Plot, ...]:
-        return tuple(map(self._plot, self.comparison.tiers))
-
-    def figure(self) -> Figure:
-        from fedhen.reports.figures import draw_plots
-
-        return draw_plots(self.plots)
+        return f"In how many rounds each device’s update was merged; the flatter, the more even.{self.seeds}"
 
     def values(self) -> Table:
         """Returns every point of the curves as a table."""
         return list_points("participation-values", self.plots, lambda each: f"{each[0]:.3g}" if each else "–")
 
-    def _plot(self, tier: str) -> Plot:
+    def plot(self, tier: str) -> Plot:
         looks, curves = choose_looks(self.comparison.methods), list[Curve]()
         for method, runs in self.comparison.by_method.items():
             own = [count_taking(each, tier).merged for each in self.priced.of(runs) if tier in each.run.tiers]

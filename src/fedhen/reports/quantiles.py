@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from fedhen.reports.comparison import Comparison
 from fedhen.reports.curves import Line
 from fedhen.reports.plots import Plot
 from fedhen.reports.rendering import Group, Table
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 STEP = 5
 """Percent of the devices between two points of a curve."""
+
+
+@dataclass(frozen=True)
+class SpreadChart:
+    """A plot of such curves for each tier."""
+
+    comparison: Comparison
+
+    @property
+    def seeds(self) -> str:
+        """What a caption adds if there are several seeds."""
+        return " The devices of all seeds together." if self.comparison.several_seeds else ""
+
+    @property
+    def plots(self) -> tuple[Plot, ...]:
+        return tuple(map(self.plot, self.comparison.tiers))
+
+    def plot(self, tier: str) -> Plot:
+        raise NotImplementedError
+
+    def figure(self) -> Figure:
+        from fedhen.reports.figures import draw_plots
+
+        return draw_plots(self.plots)
 
 
 def make_line(values: Sequence[float]) -> Line:
