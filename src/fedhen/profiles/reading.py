@@ -52,7 +52,7 @@ def find_profile(name: str | Path) -> Path:
     if Path(name).suffix == ".toml":
         return Path(name)
     if str(name) not in list_shipped():
-        raise unknown_name("profile (or write the path of a .toml file)", name, list_shipped())
+        raise ConfigError(f"{unknown_name('profile', name, list_shipped())}; or write the path of a .toml file")
     return SHIPPED / f"{name}.toml"
 
 
